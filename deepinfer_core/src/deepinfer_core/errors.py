@@ -1,0 +1,237 @@
+"""Every failure a person can meet: one class per cause, a stable code, a reason and a remedy.
+
+The text is three lines, written for the person at the terminal (the traceback is for ``--debug``)::
+
+    deepinfer: E_BACKEND_MISSING: no backend named 'ascent'; did you mean 'ascend'?
+      reason: installed backends: ascend, cpu
+      remedy: deepinfer --backend ascend ..., or pip install the plugin that provides 'ascent'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+EXIT_OK = 0
+EXIT_SOME_FAILED = 1
+EXIT_USAGE = 2
+EXIT_BACKEND = 3
+EXIT_MODEL = 4
+EXIT_MISMATCH = 5
+EXIT_INTERNAL = 70
+EXIT_INTERRUPTED = 130
+
+
+class DeepInferError(Exception):
+    """Base of all typed errors. ``what`` names the failure with its values.
+
+    :param reason: Why it happened, as far as known.
+    :param remedy: What the reader can do about it.
+    :param details: Machine-readable values (JSON-serialisable), for ``--json`` and for tests.
+    """
+
+    code: ClassVar[str] = "E_INTERNAL"
+    exit_status: ClassVar[int] = EXIT_INTERNAL
+
+    def __init__(
+        self, what: str, *, reason: str = "", remedy: str = "", details: Mapping[str, object] | None = None
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.reason = reason
+        self.remedy = remedy
+        self.details: dict[str, object] = dict(details or {})
+
+    def __str__(self) -> str:
+        lines = [f"{self.code}: {self.what}"]
+        if self.reason:
+            lines.append(f"  reason: {self.reason}")
+        if self.remedy:
+            lines.append(f"  remedy: {self.remedy}")
+        return "\n".join(lines)
+
+    def as_record(self) -> dict[str, object]:
+        """The same error as data, for JSON output."""
+        return {
+            "code": self.code,
+            "message": self.what,
+            "reason": self.reason,
+            "remedy": self.remedy,
+            **({"details": self.details} if self.details else {}),
+        }
+
+
+# --- usage and requests -----------------------------------------------------------------------------------------
+
+
+class InvalidParameter(DeepInferError, ValueError):
+    """A request parameter or option is outside its allowed range (names field, value and range)."""
+
+    code = "E_PARAM"
+    exit_status = EXIT_USAGE
+
+
+class InvalidPrompt(DeepInferError, ValueError):
+    """A prompt is empty, not UTF-8, too long, or holds an id outside the vocabulary."""
+
+    code = "E_PROMPT"
+    exit_status = EXIT_USAGE
+
+
+class InvalidInputFile(DeepInferError, ValueError):
+    """A prompts file cannot be read, or one of its lines is malformed (names the line)."""
+
+    code = "E_INPUT"
+    exit_status = EXIT_USAGE
+
+
+class CapacityError(DeepInferError):
+    """A request can never fit into the cache, or memory for the caches is too small."""
+
+    code = "E_CAPACITY"
+    exit_status = EXIT_USAGE
+
+
+class ConfigError(DeepInferError, ValueError):
+    """A setting is unknown, malformed, or contradicts another one."""
+
+    code = "E_CONFIG"
+    exit_status = EXIT_USAGE
+
+
+class NotSupported(DeepInferError):
+    """A feature that this release does not have; the remedy says what to do instead."""
+
+    code = "E_UNSUPPORTED"
+    exit_status = EXIT_USAGE
+
+
+# --- plugins ----------------------------------------------------------------------------------------------------
+
+
+class PluginError(DeepInferError):
+    """A plugin failed: ``phase`` is import, register, probe or create."""
+
+    code = "E_PLUGIN"
+    exit_status = EXIT_BACKEND
+
+
+class ManifestError(PluginError):
+    code = "E_MANIFEST"
+
+
+class ApiVersionError(PluginError):
+    code = "E_API"
+
+
+class ContractError(PluginError):
+    """Two sides disagree on a record; names the contract and the first differing field."""
+
+    code = "E_CONTRACT"
+
+
+class HookReturnError(PluginError):
+    code = "E_HOOK_RETURN"
+
+
+class PluginConflict(PluginError):
+    code = "E_PLUGIN_CONFLICT"
+
+
+class PluginMissing(PluginError):
+    code = "E_PLUGIN_MISSING"
+
+
+# --- backends ---------------------------------------------------------------------------------------------------
+
+
+class BackendError(DeepInferError):
+    code = "E_BACKEND"
+    exit_status = EXIT_BACKEND
+
+
+class BackendNotInstalled(BackendError):
+    code = "E_BACKEND_MISSING"
+
+
+class BackendUnavailable(BackendError):
+    code = "E_BACKEND_UNAVAILABLE"
+
+
+class UnsupportedArch(BackendError):
+    code = "E_ARCH"
+
+
+class UnsupportedOp(BackendError):
+    code = "E_OP"
+
+
+class UnsupportedFormat(BackendError):
+    code = "E_FORMAT"
+
+
+class UnsupportedFeature(BackendError):
+    code = "E_FEATURE"
+
+
+class VendorImportError(BackendError):
+    code = "E_VENDOR"
+
+
+class LimitError(BackendError):
+    code = "E_LIMIT"
+
+
+class ShapeContractError(BackendError):
+    """An op argument violates its contract: names op, argument, expected and got."""
+
+    code = "E_SHAPE"
+    exit_status = EXIT_INTERNAL
+
+
+# --- models and checkpoints -------------------------------------------------------------------------------------
+
+
+class ModelError(DeepInferError):
+    code = "E_MODEL"
+    exit_status = EXIT_MODEL
+
+
+class ModelNotFound(ModelError):
+    code = "E_MODEL_MISSING"
+
+
+class ModelConfigError(ModelError, ValueError):
+    """``config.json`` lacks a field, or has one of the wrong type or out of range."""
+
+    code = "E_MODEL_CONFIG"
+
+
+class ModelAmbiguous(ModelError):
+    code = "E_MODEL_AMBIGUOUS"
+
+
+class CheckpointError(ModelError):
+    """Shards or tensors are missing, surplus, truncated, or of the wrong dtype or shape (all listed together)."""
+
+    code = "E_CHECKPOINT"
+
+
+class TokenizerError(ModelError):
+    code = "E_TOKENIZER"
+
+
+# --- engine -----------------------------------------------------------------------------------------------------
+
+
+class EngineError(DeepInferError):
+    """A fault inside the engine that is no fault of the caller."""
+
+    code = "E_ENGINE"
+
+
+class RequestFailed(DeepInferError):
+    """One request ended in an error while the others went on."""
+
+    code = "E_REQUEST"
+    exit_status = EXIT_SOME_FAILED

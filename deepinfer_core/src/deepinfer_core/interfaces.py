@@ -1,0 +1,101 @@
+"""The seams: what a backend, a model and a sampler must offer. The core knows nothing else about them.
+
+Tensors are opaque here (``Tensor`` is ``Any``): the core moves them between plugins, reads ``len`` and indexes rows,
+and never imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from deepinfer_contracts import InputMetadata, SamplerInputs, SamplerOutput
+
+from deepinfer_core.types import CacheSpec, Capabilities
+
+Tensor = Any
+Record = TypeVar("Record")
+
+
+@runtime_checkable
+class Caches(Protocol):
+    """Allocated cache memory of all pools."""
+
+    def view(self, name: str, layer: int) -> Any:
+        """The ``CacheView`` (tensor, format, page, block stride) of cache ``name`` at ``layer``."""
+
+    def zero(self, pool: str, units: Sequence[int]) -> None:
+        """Fill units (block or slot ids) of ``pool`` with zero bytes."""
+
+    def clone(self, pool: str, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy units ``src`` to ``dst``."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated over all pools."""
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A device with its ops. Op groups are attributes: ``backend.norm.rms``, ``backend.gemm.dense``, ..."""
+
+    name: str
+    device: Any
+    capabilities: Capabilities
+    ops: Mapping[str, Any]
+    """Every op id that this backend offers -> callable."""
+    plan: Mapping[str, str]
+    """Op id -> who provides it (``deepinfer-cpu``, ...); the execution plan of the run report."""
+
+    def unit_bytes(self, specs: Sequence[CacheSpec], pool: str) -> int:
+        """Bytes of one unit of ``pool`` (a block counts main and index together), padding included."""
+
+    def alloc_caches(self, specs: Sequence[CacheSpec], units: Mapping[str, int]) -> Caches:
+        """Allocate zeroed memory for ``units[pool]`` units of each pool. ``main`` and ``index`` share their ids.
+
+        Raises CapacityError when the device has too little memory.
+        """
+
+    def bind_inputs(self, record: Record) -> Record:
+        """The same contract record with its arrays as tensors on this device. No copy where memory is shared."""
+
+    def to_host(self, tensor: Tensor) -> Any:
+        """A numpy array with the values of ``tensor``; waits for the device."""
+
+    def close(self) -> None:
+        """Give everything back. Idempotent."""
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A causal language model over paged caches."""
+
+    vocab_size: int
+
+    def load(self, path: Path) -> None:
+        """Read the checkpoint at ``path``. Raises CheckpointError listing every problem found."""
+
+    def forward(self, inputs: InputMetadata, caches: Caches) -> Tensor:
+        """Run all rows of one step, writing the caches. Returns hidden rows ``[T, D]`` in request order."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Head over selected rows. ``hidden [R, D]`` -> f32 ``[R, V]``."""
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """Turns logits into tokens for the rows of one step."""
+
+    def sample(self, logits: Tensor, inputs: SamplerInputs) -> SamplerOutput:
+        """``logits`` f32 ``[R, V]``, one row per ``inputs.selected_rows``. Host arrays come back (numpy).
+
+        A row that cannot be sampled (NaN, nothing allowed) is reported in ``row_status``; it never raises for it.
+        """
+
+
+@runtime_checkable
+class StepObserver(Protocol):
+    """Sees each step after commit; must not change anything."""
+
+    def step(self, kind: str, num_reqs: int, num_tokens: int, seconds: float) -> None: ...

@@ -1,0 +1,157 @@
+"""Small records that cross plugin boundaries. Data only; nothing here imports torch or a plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from attrs import field, frozen
+
+Pool = Literal["main", "index", "swa", "state"]
+NumericMode = Literal["released", "exact"]
+
+
+@frozen
+class ModelCard:
+    """What is known of a model directory without loading weights (``config.json``, parsed)."""
+
+    path: Path
+    architecture: str
+    model_type: str
+    config: Mapping[str, Any]
+
+
+@frozen
+class Requirements:
+    """What a model needs of a backend; compared once, before weights load (``spec/kernels.md`` 3.2)."""
+
+    ops: frozenset[str] = frozenset()
+    formats: frozenset[str] = frozenset()
+    features_required: frozenset[str] = frozenset()
+    features_preferred: frozenset[str] = frozenset()
+    limits: Mapping[str, int] = field(factory=dict)
+
+
+@frozen
+class ModelMatch:
+    """A model plugin's answer to a card: it can run it, how well (``score``), and what it needs."""
+
+    name: str
+    requirements: Requirements = Requirements()
+    score: int = 0
+    card: ModelCard | None = None
+    payload: object = None
+    """The plugin's own parsed configuration, handed back to its other hooks."""
+
+
+@frozen
+class CacheLayer:
+    """One layer's share of a cache unit: ``entries`` rows of ``format`` for ``width`` values each."""
+
+    layer: int
+    entries: int
+    format: str
+    width: int
+    ratio: int = 1
+
+
+@frozen
+class CacheSpec:
+    """One cache type: which pool its units belong to, and what each layer keeps in a unit.
+
+    A unit is a block of ``block_size`` tokens (pools ``main`` and ``index``, which share block ids) or one slot of a
+    sequence (pools ``swa`` and ``state``).
+    """
+
+    name: str
+    pool: Pool
+    layers: Sequence[CacheLayer]
+
+
+@frozen
+class SchedulerHints:
+    """What a model and a backend tell the scheduler (``spec/engine.md`` 0.1, 2.1, 6.3).
+
+    ``ratios_sparse``/``ratios_dense``: compression ratios of layers with and without an indexer.
+    ``ngram_table``: int32 ``[size]``, compressed token id of each token id; ``ngram_pad`` is a *compressed* id.
+    """
+
+    block_size: int = 128
+    window: int = 0
+    backtrack: int = 1
+    swa_ring: int = 0
+    ratios_sparse: tuple[int, ...] = ()
+    ratios_dense: tuple[int, ...] = ()
+    state_slots: bool = False
+    ngram: int = 0
+    ngram_table: npt.NDArray[np.int32] | None = None
+    ngram_pad: int = 0
+    max_model_len: int | None = None
+    vocab_size: int | None = None
+    stream_ordered_reuse: bool = False
+    row_order: Literal["stable", "length_desc"] = "stable"
+    joint_steps: bool = False
+    zero_swa_on_alloc: bool = False
+    inputs: Literal["InputMetadata", "InputMetadataV41"] = "InputMetadata"
+    """The richest input record any plugin reads; the packer fills no more than that."""
+
+
+@frozen
+class ProbeReport:
+    """What a backend finds on this host, without creating a device context (runs in a child process)."""
+
+    present: bool
+    usable: bool
+    devices: tuple[str, ...] = ()
+    arch: str = ""
+    driver: str = ""
+    score: int = 0
+    reasons: tuple[str, ...] = ()
+    remedy: str = ""
+
+
+@frozen
+class Capabilities:
+    """What a backend instance can do (``spec/kernels.md`` 3.2). JSON-serialisable."""
+
+    name: str
+    device_type: str
+    arch: str
+    count: int = 1
+    memory_bytes: int = 0
+    dtypes: frozenset[str] = frozenset()
+    gemm_formats: frozenset[tuple[str, str, str]] = frozenset()
+    kv_formats: frozenset[str] = frozenset()
+    index_formats: frozenset[str] = frozenset()
+    sf_word: str = "f32"
+    heads: tuple[int, ...] = ()
+    max_topk: int = 0
+    page_sizes: tuple[int, ...] = ()
+    max_experts: int = 0
+    graph: bool = False
+    timing_events: bool = False
+    features: frozenset[str] = frozenset()
+    limits: Mapping[str, int] = field(factory=dict)
+    determinism: Mapping[str, bool] = field(factory=dict)
+    notes: str = ""
+
+
+@frozen
+class HostInfo:
+    """The machine as a probe sees it."""
+
+    os: str
+    machine: str
+    python: str
+
+
+@frozen
+class ConfigPatch:
+    """A setting that a plugin asks for, with its reason; two different values for one key are refused."""
+
+    key: str
+    value: object
+    reason: str
