@@ -1,0 +1,125 @@
+"""The matrix of checks. ``nox`` runs the gate; ``nox -s nightly`` the long tests. CONTRIBUTING.md has the table.
+
+Every session has its own venv, made by uv. torch is pinned in the same command as whatever depends on it, so that no
+other build of it is pulled in.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+TORCH = "torch==2.13.0"
+TORCHLESS = ("./contracts", "./native", "./deepinfer_core")
+PLUGINS = ("./plugins/deepinfer_cpu", "./plugins/deepinfer_v41", "./plugins/deepinfer_samplers")
+TEST_TOOLS = ("pytest>=8.3", "pytest-xdist>=3.6", "pytest-timeout>=2.3", "hypothesis>=6.100", "jsonschema>=4.20")
+LINT_TOOLS = ("ruff==0.17.6",)
+TYPE_TOOLS = ("mypy==2.4.1",)
+# Two OpenMP threads on busy cores are a hundred times slower than one; tests run side by side instead.
+TEST_ENV = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "random"}
+
+nox.needs_version = ">=2024.10"
+nox.options.default_venv_backend = "uv"
+nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_missing_interpreters = False  # an absent interpreter is skipped, with nox's reason
+nox.options.sessions = ["lint", "types", "contracts", "tests", "torchless", "optimised", "wheels"]
+
+os.environ.setdefault("UV_PYTHON_DOWNLOADS", "never")
+os.environ.setdefault("UV_FIND_LINKS", os.environ.get("PIP_FIND_LINKS", ""))
+# Interpreters kept by pyenv are found only on PATH.
+PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+PYENV_BINS = [str(version / "bin") for version in sorted(PYENV.glob("3.1*"))]
+os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", ""), *PYENV_BINS])
+
+
+def install_all(session: nox.Session, *tools: str) -> None:
+    """Everything, editable, as requirements.txt has it for users."""
+    session.install("--compile-bytecode", "-r", "requirements.txt", *tools)
+
+
+def run_tests(session: nox.Session, *args: str, python: tuple[str, ...] = ("python",)) -> None:
+    chosen = session.posargs or args
+    session.run(*python, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", *chosen, env=TEST_ENV)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style and formatting, C sources included where clang-format is present."""
+    session.install(*LINT_TOOLS)
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """mypy --strict on what others build against."""
+    session.install(*TYPE_TOOLS, *TORCHLESS)
+    for package in ("deepinfer_contracts", "deepinfer_native", "deepinfer_core"):
+        session.run("mypy", "-p", package)
+
+
+@nox.session
+def contracts(session: nox.Session) -> None:
+    """Generated files are what the schemas and the code say."""
+    session.install(*TORCHLESS)
+    session.run("python", "contracts/generate.py", "--check")
+    session.run("python", "docs/generate_reference.py", "--check")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The suite of every distribution and across them, with torch."""
+    install_all(session, *TEST_TOOLS)
+    run_tests(session, "-m", "not slow")
+
+
+@nox.session(python=["3.12", "3.13"])
+def torchless(session: nox.Session) -> None:
+    """What needs no torch, installed from wheels, on the other Pythons."""
+    session.install("--compile-bytecode", *TORCHLESS, *TEST_TOOLS)
+    run_tests(session, "-m", "not slow", "contracts/tests", "native/tests", "deepinfer_core/tests")
+
+
+@nox.session
+def optimised(session: nox.Session) -> None:
+    """The same behaviour under ``python -O``: nothing validates with assert."""
+    install_all(session, *TEST_TOOLS)
+    run_tests(session, "-m", "not slow", "-p", "no:randomly", python=("python", "-O"))
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Build every wheel, install them into an empty venv, and generate from there."""
+    session.install("uv>=0.5")
+    out = Path(session.create_tmp()) / "wheels"
+    for folder in (*TORCHLESS, *PLUGINS):
+        session.run("uv", "build", "-q", "--wheel", "--out-dir", str(out), folder)
+    session.install("--compile-bytecode", TORCH, *(str(p) for p in sorted(out.glob("*.whl"))))
+    session.chdir(session.create_tmp())
+    session.run("deepinfer", "plugins")
+    session.run("deepinfer", "generate", "--max-tokens", "16", "import os", env=TEST_ENV)
+
+
+@nox.session
+def nightly(session: nox.Session) -> None:
+    """The long tests: whole perplexity texts, every split, long random schedules."""
+    install_all(session, *TEST_TOOLS)
+    run_tests(session, "-m", "slow", "--timeout", "3600")
+
+
+@nox.session
+def sanitizers(session: nox.Session) -> None:
+    """The C core under AddressSanitizer and UndefinedBehaviorSanitizer."""
+    session.install("setuptools>=77", "cffi>=2.0", "./contracts", *TEST_TOOLS)
+    session.run("python", "native/sanitize.py")
+
+
+@nox.session
+def benchmarks(session: nox.Session) -> None:
+    """Every benchmark; prints medians and writes JSON into benchmarks/results."""
+    install_all(session)
+    for script in sorted((ROOT / "benchmarks").glob("*.py")):
+        session.run("python", str(script), env={"OMP_NUM_THREADS": "1"})
