@@ -1,0 +1,343 @@
+"""The model's configuration: ``config.json`` or ``inference/config.json`` -> one flat, checked record.
+
+Field names are those of the nested ``config.json`` (spec/model.md 1.2). Unknown keys are accepted, because the
+release carries keys that matter to training only; everything that is read is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import attrs
+
+from deepinfer_v41.config_fields import (
+    MISSING,
+    Problem,
+    boolean,
+    fixed,
+    integer,
+    integers,
+    number,
+    one_of,
+    optional_integer,
+    raise_problems,
+    read_fields,
+)
+from deepinfer_v41.config_rules import find_rule_problems
+from deepinfer_v41.layer_plan import LayerPlan, RopeParameters, plan_layers
+
+ARCHITECTURE = "DeepseekV41ForCausalLM"
+MODEL_TYPE = "deepseek_v41"
+
+_QUANTIZATION: Mapping[str, object] = {
+    "quant_method": "fp8",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [32, 32],
+    "scale_fmt": "ue8m0",
+    "expert_dtype": "fp4",
+}
+_UNQUANTIZED_REMEDY = (
+    "use the released formats (fp8, dynamic, [32, 32], ue8m0, fp4), or leave quantization_config out for "
+    "unquantised weights (BF16, F16 or F32)"
+)
+
+_NO_DRAFT: Mapping[str, object] = {
+    "dspark_block_size": 1,
+    "dspark_noise_token_id": 0,
+    "dspark_target_layer_ids": [],
+    "dspark_markov_rank": 1,
+    "dspark_n_routed_experts": 1,
+    "dspark_num_experts_per_tok": 1,
+}
+_NO_ENGRAM: Mapping[str, object] = {
+    "engram_num_embeddings": [],
+    "engram_max_ngram_size": 2,
+    "engram_vocab_size": 2,
+    "engram_n_heads": 1,
+    "engram_head_dim": 32,
+    "engram_pad_token_id": 0,
+    "engram_compressed_vocab_size": 1,
+}
+
+
+@attrs.frozen
+class VisionConfig:
+    """``vision_config``. Images are not run; the fields say which tensors a checkpoint holds.
+
+    With 0 layers the checkpoint has no vision tensors, but still ``ffn.gate.bias_vl``.
+    """
+
+    num_hidden_layers: int = integer(0, section="vision", flat="vision_n_layers")
+    hidden_size: int = integer(1, section="vision", flat="vision_dim")
+    num_attention_heads: int = integer(1, section="vision", flat="vision_n_heads")
+    intermediate_size: int = integer(1, section="vision", flat="vision_inter_dim")
+    patch_size: int = integer(1, section="vision", flat="vision_patch_size")
+    downsample_ratio: int = integer(1, section="vision", flat="vision_downsample_ratio")
+
+
+@attrs.define(frozen=True, slots=False)
+class V41Config:
+    """A checked V4.1 configuration. Hashable by identity of its values; derived tables are cached on it."""
+
+    # --- root
+    bos_token_id: int = integer(0, section="ids", flat_default=0)
+    eos_token_id: int = integer(0, section="ids", flat_default=1)
+    pad_token_id: int = integer(0, section="ids", flat_default=2)
+    image_token_id: int | None = optional_integer("must be a token id or null", section="root", default=None)
+    tokenizer_compatibility: str = one_of(("release", "native"), section="root", default="release")
+
+    # --- trunk
+    vocab_size: int = integer(1)
+    hidden_size: int = integer(1, flat="dim")
+    moe_intermediate_size: int = integer(1, flat="moe_inter_dim")
+    num_hidden_layers: int = integer(1, flat="n_layers")
+    num_attention_heads: int = integer(1, flat="n_heads")
+    num_key_value_heads: int = fixed(1, "all heads share one latent key")
+    head_dim: int = integer(1)
+    qk_rope_head_dim: int = integer(2, flat="rope_head_dim")
+    q_lora_rank: int = integer(1)
+    o_lora_rank: int = integer(1)
+    o_groups: int = integer(1)
+    hidden_act: str = fixed("silu", "the only activation of V4.1")
+    swiglu_limit: float = number(0.0)
+    attention_bias: bool = fixed(False, "V4.1 projections have no bias")
+    attention_dropout: float = fixed(0.0, "inference has no dropout")
+    rms_norm_eps: float = number(0.0, above=True, flat="norm_eps")
+    tie_word_embeddings: bool = fixed(False, "embed and head are separate tensors")
+    max_position_embeddings: int = integer(1, flat_default=1048576)
+
+    # --- rotary positions
+    rope_theta: float = number(1.0, above=True)
+    compress_rope_theta: float = number(1.0, above=True)
+    rope_type: str = fixed("yarn", "compressed layers use YaRN", section="rope")
+    rope_factor: float = number(1.0, section="rope", key="factor", flat="rope_factor")
+    beta_fast: float = number(0.0, above=True, section="rope")
+    beta_slow: float = number(0.0, above=True, section="rope")
+    original_seq_len: int = integer(1, section="rope", key="original_max_position_embeddings", flat="original_seq_len")
+
+    # --- experts
+    n_routed_experts: int = integer(1)
+    n_shared_experts: int = fixed(1, "one shared expert of the routed width")
+    num_experts_per_tok: int = integer(1, flat="n_activated_experts")
+    scoring_func: str = fixed("sqrtsoftplus", "the only router score of V4.1", flat="score_func")
+    topk_method: str = fixed("noaux_tc", "bias-corrected selection")
+    norm_topk_prob: bool = fixed(True, "weights are normalised over the selection")
+    routed_scaling_factor: float = number(0.0, above=True, flat="route_scale")
+    gate_temp: float = number(0.0, above=True, default=1.0)
+
+    # --- attention over window and compressed entries
+    sliding_window: int = integer(1, flat="window_size")
+    compress_ratios: tuple[int, ...] = integers(0)
+    kv_source_layer_ids: tuple[int, ...] = integers(0, flat="kv_source_layers")
+    index_source_layer_ids: tuple[int, ...] = integers(0, flat="index_source_layers")
+    index_k_source_layer_ids: tuple[int, ...] | None = integers(0, default=None)
+    index_n_heads: int = integer(1)
+    index_head_dim: int = integer(1)
+    index_topk: int = integer(1)
+    candidate_source_layer_id: int | None = optional_integer(
+        "must be a layer id, or null or negative for no candidates", default=None, flat="candidate_source_layer"
+    )
+    candidate_topk_blocks: int = integer(1, default=1)
+    candidate_block_size: int = integer(1, default=1)
+    use_fp4_sparse_kv: bool = boolean(default=True)
+
+    # --- hyper-connections
+    hc_mult: int = integer(1)
+    hc_sinkhorn_iters: int = integer(1)
+    hc_eps: float = number(0.0)
+    hc_shifted: bool = fixed(True, "single-pass hyper-connections are the only kind of V4.1")
+
+    # --- Engram
+    engram_layer_ids: tuple[int, ...] = integers(0)
+    engram_num_embeddings: tuple[int, ...] = integers(1)
+    engram_max_ngram_size: int = integer(2)
+    engram_vocab_size: int = integer(2)
+    engram_n_heads: int = integer(1)
+    engram_head_dim: int = integer(1)
+    engram_pad_token_id: int = integer(0, flat="engram_pad_id")
+    engram_compressed_vocab_size: int = integer(1)
+    engram_token_map: str = one_of(("tokenizer", "identity"), default="tokenizer")
+
+    # --- draft head
+    num_nextn_predict_layers: int = integer(0, flat="n_mtp_layers")
+    dspark_block_size: int = integer(1)
+    dspark_noise_token_id: int = integer(0)
+    dspark_target_layer_ids: tuple[int, ...] = integers(0)
+    dspark_target_attn_input: bool = fixed(True, "the draft head reads the inputs of its target layers")
+    dspark_markov_rank: int = integer(1)
+    dspark_n_routed_experts: int = integer(1)
+    dspark_num_experts_per_tok: int = integer(1, flat="dspark_n_activated_experts")
+
+    # --- formats
+    quantized: bool = True
+    """The released formats (FP8 32x32 blocks, MXFP4 experts); false: BF16, F16 or F32 weights without scales."""
+    vision: VisionConfig | None = None
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> V41Config:
+        """Read and check a parsed ``config.json`` (with ``text_config``) or flat ``inference/config.json``.
+
+        Raises ModelConfigError (E_MODEL_CONFIG) that names each wrong field, its value, the rule and a remedy.
+        """
+        problems: list[Problem] = []
+        flat = "text_config" not in config
+        sections = _sections(config, flat, problems)
+        raise_problems(problems)
+        if not flat:
+            _check_names(config, problems)
+        if flat or config.get("vision_config") is not None:
+            vision = _read_vision(sections, flat, problems)
+        else:
+            vision = None
+        quantized = _read_quantization(config, flat, problems)
+        text = _without_absent_parts(sections["text"])
+        values = read_fields(cls, {**sections, "text": text}, flat=flat, problems=problems)
+        raise_problems(problems)
+        if values["index_k_source_layer_ids"] is None:
+            values["index_k_source_layer_ids"] = values["kv_source_layer_ids"]
+        parsed = cls(**values, quantized=quantized, vision=vision)  # type: ignore[arg-type]
+        raise_problems(find_rule_problems(parsed))
+        return parsed
+
+    # --- derived
+
+    @cached_property
+    def layers(self) -> tuple[LayerPlan, ...]:
+        """One plan per layer, draft stages after the backbone (runtime layers ``L .. L+M-1``)."""
+        return plan_layers(self)
+
+    @property
+    def n_layers_total(self) -> int:
+        """Backbone layers and draft stages."""
+        return self.num_hidden_layers + self.num_nextn_predict_layers
+
+    @property
+    def n_prefill_layer(self) -> int:
+        """The first layer of ratio 1, where the decoder begins; the number of layers when there is none."""
+        backbone = self.compress_ratios[: self.num_hidden_layers]
+        return backbone.index(1) if 1 in backbone else self.num_hidden_layers
+
+    @property
+    def ratios(self) -> tuple[int, ...]:
+        """The compression ratios in use, ascending, without 0."""
+        return tuple(sorted({ratio for ratio in self.compress_ratios if ratio > 0}))
+
+    @property
+    def block_multiple(self) -> int:
+        """A cache block must hold a multiple of so many tokens: whole groups, and whole candidate blocks."""
+        grain = 1 if self.candidate_source_layer_id is None else self.candidate_block_size
+        return max((ratio * grain for ratio in self.ratios), default=1)
+
+    @property
+    def engram_columns(self) -> int:
+        """Table rows read per token and Engram layer: one per order (2..N) and head."""
+        return (self.engram_max_ngram_size - 1) * self.engram_n_heads
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """The longest draft the checkpoint's head can propose; 0 without one."""
+        return self.dspark_block_size if self.num_nextn_predict_layers else 0
+
+    def rope(self, layer: int) -> RopeParameters:
+        """Rotary parameters of a runtime layer: plain for window-only and draft layers, YaRN for the others."""
+        return self.layers[layer].rope
+
+
+def _sections(config: Mapping[str, Any], flat: bool, problems: list[Problem]) -> dict[str, Mapping[str, Any]]:
+    text = config if flat else config["text_config"]
+    if not isinstance(text, Mapping):
+        problems.append(Problem("text_config", text, "must be an object", "correct text_config in config.json"))
+        text = {}
+    rope: object = config if flat and "rope_scaling" not in text else text.get("rope_scaling", MISSING)
+    if not isinstance(rope, Mapping):
+        rule = "must be an object with rope_type, factor, beta_fast, beta_slow, original_max_position_embeddings"
+        problems.append(Problem("rope_scaling", rope, rule, "add rope_scaling to text_config in config.json"))
+        rope = {}
+    vision: object = config.get("vision_config")
+    if vision is None and flat:
+        vision = config
+    elif vision is not None and not isinstance(vision, Mapping):
+        rule = "must be an object or null"
+        problems.append(Problem("vision_config", vision, rule, "correct vision_config in config.json"))
+        vision = {}
+    # Token ids stand at the root, and again in text_config in some exports; the root leads.
+    ids = {
+        key: part[key]
+        for part in (text, config)
+        for key in ("bos_token_id", "eos_token_id", "pad_token_id")
+        if key in part
+    }
+    return {"root": config, "text": text, "rope": rope, "ids": ids, "vision": vision or {}}  # type: ignore[dict-item]
+
+
+def _check_names(config: Mapping[str, Any], problems: list[Problem]) -> None:
+    expected: Mapping[str, object] = {
+        "architectures": [ARCHITECTURE],
+        "model_type": MODEL_TYPE,
+        "dtype": "bfloat16",
+    }
+    for name, value in expected.items():
+        found = config.get(name, config.get("torch_dtype", MISSING) if name == "dtype" else MISSING)
+        if found != value:
+            remedy = "use a DeepSeek-V4.1 checkpoint, or the plugin of this model's architecture"
+            problems.append(Problem(name, found, f"must be {value!r}", remedy))
+
+
+def _read_vision(sections: Mapping[str, Mapping[str, Any]], flat: bool, problems: list[Problem]) -> VisionConfig | None:
+    nested = sections["vision"] is not sections["root"]
+    if not nested and "vision_n_layers" not in sections["root"]:
+        return None
+    # Flat names exist in a flat file only; a nested section always has its own names.
+    prefix = "vision_config." if nested else ""
+    before = len(problems)
+    if not nested:
+        # Without the prefix the flat names would fall back to the text model's (hidden_size, ...).
+        own = {key: value for key, value in sections["root"].items() if key.startswith("vision_")}
+        sections = {**sections, "vision": own}
+    elif sections["vision"].get("num_hidden_layers") == 0:
+        # A text-only checkpoint: the dimensions of a tower that does not exist may be left out.
+        absent = {field.name: 1 for field in attrs.fields(VisionConfig)}
+        sections = {**sections, "vision": {**absent, **sections["vision"]}}
+    values = read_fields(VisionConfig, sections, flat=flat and not nested, problems=problems, prefix=prefix)
+    return VisionConfig(**values) if len(problems) == before else None  # type: ignore[arg-type]
+
+
+def _read_quantization(config: Mapping[str, Any], flat: bool, problems: list[Problem]) -> bool:
+    """Whether the weights are in the released formats. Absent (or null) means unquantised weights.
+
+    A flat file has no ``quantization_config``; its ``dtype`` and ``expert_dtype`` say the same, and default to the
+    released formats, as the release's own code does.
+    """
+    section = config.get("quantization_config")
+    if section is None and flat:
+        dtype = config.get("dtype", "fp8")
+        pair = (dtype, config.get("expert_dtype", "fp4" if dtype == "fp8" else None))
+        if pair == ("fp8", "fp4"):
+            return True
+        if pair[0] not in ("bf16", "bfloat16") or pair[1] not in (None, "bf16"):
+            rule = "must be 'fp8' with expert_dtype 'fp4', or 'bf16' with expert_dtype null"
+            problems.append(Problem("dtype, expert_dtype", pair, rule, _UNQUANTIZED_REMEDY))
+        return False
+    if section is None:
+        return False
+    if not isinstance(section, Mapping):
+        problems.append(Problem("quantization_config", section, "must be an object or null", _UNQUANTIZED_REMEDY))
+        return False
+    for name, value in _QUANTIZATION.items():
+        found = section.get(name, MISSING)
+        if found != value:
+            label = f"quantization_config.{name}"
+            problems.append(Problem(label, found, f"must be {value!r}", _UNQUANTIZED_REMEDY))
+    return True
+
+
+def _without_absent_parts(text: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Fill in the fields of a part that the model does not have (Engram, draft head), so that they may be left out."""
+    filled: dict[str, Any] = {}
+    if text.get("num_nextn_predict_layers", text.get("n_mtp_layers")) == 0:
+        filled |= _NO_DRAFT
+    if text.get("engram_layer_ids") == []:
+        filled |= _NO_ENGRAM
+    return {**filled, **text}

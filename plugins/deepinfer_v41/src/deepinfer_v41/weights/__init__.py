@@ -1,0 +1,1 @@
+"""Checkpoint tensors: what must be there (table), and reading it (loader)."""
