@@ -1,0 +1,34 @@
+"""Machine-checked contracts between scheduler, backends, models and samplers.
+
+Records are generated from `contracts/schema/`; `Record.validate` and `validate` check one, `verify` compares a compiled
+library with this package, `compatible` compares the chains of two sides.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from deepinfer_contracts._chains import CONTRACTS, DTYPES
+from deepinfer_contracts._enums import *  # noqa: F403
+from deepinfer_contracts._enums import __all__ as _enum_names
+from deepinfer_contracts._ops import CACHE_FORMATS, CLAIMS, FEATURES, OPS, Op
+from deepinfer_contracts._record import Record
+from deepinfer_contracts._records import (
+    EventBatch,
+    InputMetadata,
+    InputMetadataV41,
+    Limits,
+    SamplerInputs,
+    SamplerOutput,
+    SchedulerOutputs,
+)
+
+
+def get_include() -> str:
+    """Folder of `di_contracts.h`, for the build of a compiled plugin."""
+    return str(Path(__file__).parent / "include")
+
+
+def get_cdef() -> str:
+    """The cffi declarations of every record."""
+    return (Path(__file__).parent / "cdef.txt").read_text(encoding="utf-8")
