@@ -1,0 +1,169 @@
+"""The sampler ``canonical``: masks, filters and the canonical draw over the rows of one step (``spec/sampling.md`` 2).
+
+A request's token is a function of its own logits, parameters, seed and position. Nothing here sums over rows, and sums
+along a row are of integers, so neither the place in the batch nor the other requests can change a bit of it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from deepinfer_contracts import SamplerInputs, SamplerOutput
+from deepinfer_core.errors import NotSupported, ShapeContractError
+
+from deepinfer_samplers import ranking
+from deepinfer_samplers.draw import draw
+from deepinfer_samplers.filters import MAX_VOCAB, Filters, process
+from deepinfer_samplers.hashing import FRESH, draw_keys
+from deepinfer_samplers.parameters import StepParameters, read
+
+GREEDY_BELOW: Final = np.float32(1e-5)
+"""Temperatures below this one mean greedy: the best token, without arithmetic on the logits."""
+
+ROW_OK: Final = 0
+ROW_NAN: Final = 1
+"""The logits hold a NaN, or +inf beside finite values."""
+ROW_NOTHING_ALLOWED: Final = 2
+"""No logit is finite."""
+
+_CHUNK_ELEMENTS: Final = {"cpu": 2**18}
+"""Logits worked on at once, which bounds scratch memory and keeps it in the caches of a CPU."""
+_CHUNK_ELEMENTS_DEVICE: Final = 2**25
+
+
+class CanonicalSampler:
+    """Implements `deepinfer_core.interfaces.Sampler`. Keeps no state between steps.
+
+    :raises NotSupported: ``vocab_size`` is above 262,144.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        if vocab_size > MAX_VOCAB:
+            raise NotSupported(
+                f"sampler 'canonical' handles vocabularies of up to {MAX_VOCAB} ids, got {vocab_size}",
+                reason="the exact mass of a wider row does not fit into 64 bits",
+                remedy="use another sampler",
+            )
+        self.vocab_size = vocab_size
+
+    def sample(self, logits: torch.Tensor, inputs: SamplerInputs) -> SamplerOutput:
+        """One token for each request.
+
+        :param logits: f32 ``[R, V]``, ``V`` at least the vocabulary size; columns and rows beyond are padding. Not
+            changed.
+        :returns: ``sampled_ids`` i32, ``sampled_logprob`` f32 (of the processed distribution: 0 for a greedy choice)
+            and ``row_status`` i8, all ``[N]`` on the host. A row with a fault has token 0 and logprob -inf.
+        :raises NotSupported: ``inputs`` asks for something that this sampler does not do; names the field.
+        :raises ShapeContractError: ``logits`` and ``inputs`` do not fit each other.
+        """
+        if logits.ndim != 2 or logits.shape[1] < self.vocab_size or logits.dtype != torch.float32:
+            raise ShapeContractError(
+                f"sampler 'canonical': logits: expected float32 (R, V) with V >= {self.vocab_size},"
+                f" got {str(logits.dtype).removeprefix('torch.')} {tuple(logits.shape)}"
+            )
+        with torch.inference_mode():
+            return self._sample(logits.detach()[:, : self.vocab_size], read(inputs, logits.shape[0], self.vocab_size))
+
+    def _sample(self, logits: torch.Tensor, step: StepParameters) -> SamplerOutput:
+        n, device = len(step), logits.device
+        logits, hidden_nan = _suppress(logits, step)
+        if step.rows is None:
+            logits, hidden_nan = logits[:n], hidden_nan[:n]
+        else:
+            logits, hidden_nan = logits[torch.from_numpy(step.rows.astype(np.int64)).to(device)], hidden_nan[step.rows]
+
+        best = ranking.best(logits)
+        peaks = logits.gather(1, best.unsqueeze(1)).squeeze(1)
+        status = _row_status(logits, peaks.cpu().numpy(), hidden_nan)
+
+        greedy = step.temperature < GREEDY_BELOW
+        ids = best.to("cpu", torch.int32).numpy()
+        logprobs = np.zeros(n, np.float32)
+        if step.forced is not None:  # all the mass of a greedy row is on its best token
+            is_forced = step.forced >= 0
+            logprobs[is_forced & (step.forced != ids)] = -np.inf
+            ids = np.where(is_forced, step.forced, ids)
+        drawn = np.flatnonzero(~greedy & (status == ROW_OK))
+        if len(drawn):
+            self._draw(logits, peaks, step, drawn, ids, logprobs)
+        failed = status != ROW_OK
+        if failed.any():
+            ids[failed] = 0
+            logprobs[failed] = -np.inf
+        return SamplerOutput(sampled_ids=ids, sampled_logprob=logprobs, row_status=status)
+
+    def _draw(
+        self,
+        logits: torch.Tensor,
+        peaks: torch.Tensor,
+        step: StepParameters,
+        drawn: npt.NDArray[np.intp],
+        ids: npt.NDArray[np.int32],
+        logprobs: npt.NDArray[np.float32],
+    ) -> None:
+        """Fill ``ids`` and ``logprobs`` of the requests ``drawn``, a few rows at a time."""
+        device = logits.device
+        keys = draw_keys(step.seed[drawn], step.sample_pos[drawn], FRESH).view(np.int64)
+        limit = _CHUNK_ELEMENTS.get(device.type, _CHUNK_ELEMENTS_DEVICE)
+        size = max(1, limit // self.vocab_size)
+        for start in range(0, len(drawn), size):
+            rows = drawn[start : start + size]
+            if len(rows) == len(logits):
+                x, x_peaks = logits, peaks
+            else:
+                index = torch.from_numpy(rows).to(device)
+                x, x_peaks = logits[index], peaks[index]
+            distribution = process(x, x_peaks, _filters(step, rows, self.vocab_size, device))
+            tokens = draw(distribution.probabilities, torch.from_numpy(keys[start : start + size]).to(device))
+            if step.forced is not None:
+                forced = torch.from_numpy(step.forced[rows].astype(np.int64)).to(device)
+                tokens = torch.where(forced >= 0, forced, tokens)
+            ids[rows] = tokens.cpu().numpy()
+            logprobs[rows] = distribution.logprobs(tokens).cpu().numpy()
+
+
+def _suppress(logits: torch.Tensor, step: StepParameters) -> tuple[torch.Tensor, npt.NDArray[np.bool_]]:
+    """Mask the suppressed tokens in a copy. Also returns the rows in which the mask hides a NaN: bool ``[R]``."""
+    hidden_nan = np.zeros(len(logits), np.bool_)
+    if step.suppressed is None:
+        return logits, hidden_nan
+    pairs = torch.from_numpy(step.suppressed.astype(np.int64)).to(logits.device)
+    rows, tokens = pairs[:, 0], pairs[:, 1]
+    hidden_nan[step.suppressed[logits[rows, tokens].isnan().cpu().numpy(), 0]] = True
+    masked = logits.clone()
+    masked[rows, tokens] = float("-inf")
+    return masked, hidden_nan
+
+
+def _row_status(
+    logits: torch.Tensor, peaks: npt.NDArray[np.float32], hidden_nan: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.int8]:
+    """``peaks`` are the highest logits, NaN if a row holds one, so that finite peaks need no second pass."""
+    status = hidden_nan.astype(np.int8) * np.int8(ROW_NAN)
+    for row in np.flatnonzero(~np.isfinite(peaks)):
+        if np.isnan(peaks[row]) or hidden_nan[row] or bool(logits[row].isfinite().any()):
+            status[row] = ROW_NAN
+        else:
+            status[row] = ROW_NOTHING_ALLOWED
+    return status
+
+
+def _filters(step: StepParameters, rows: npt.NDArray[np.intp], vocab_size: int, device: torch.device) -> Filters:
+    """The parameters of ``rows`` on ``device``, with filters that no row needs left out."""
+
+    def put(array: npt.NDArray[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    top_p, top_k, min_p = step.top_p[rows], step.top_k[rows].astype(np.int64), step.min_p[rows]
+    top_k = np.where((top_k < 1) | (top_k > vocab_size), vocab_size, top_k)
+    ordered = np.flatnonzero((top_p < 1.0) | (top_k < vocab_size))
+    return Filters(
+        temperature=put(step.temperature[rows]),
+        min_p=put(min_p) if (min_p > 0.0).any() else None,
+        ordered=put(ordered) if len(ordered) else None,
+        top_p=put(np.floor(top_p[ordered].astype(np.float64) * 2.0**31).astype(np.int64)),
+        top_k=put(top_k[ordered]),
+    )

@@ -1,0 +1,73 @@
+"""The slow plain versions: Python integers for the hash and the draw, double precision for the filters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+MASK = 2**64 - 1
+GAMMA = 0x9E3779B97F4A7C15
+
+
+def mix(z: int) -> int:
+    z = (z + GAMMA) & MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    return z ^ (z >> 31)
+
+
+def key(seed: int, pos: int, case: int) -> int:
+    if case >= 3:
+        return key(mix(seed ^ case), pos, 0)
+    s = ((3 * pos + case) * GAMMA) & MASK
+    return mix((seed + (s ^ ((s << 13) & MASK))) & MASK)
+
+
+def accept(seed: int, pos: int) -> int:
+    return mix(seed ^ (((3 * pos + 2) * GAMMA) & MASK))
+
+
+def target(h: int, total: int) -> int:
+    return (h * total) >> 64
+
+
+def draw(weights: Sequence[int], h: int) -> int:
+    """The lowest id whose inclusive sum exceeds the target; -1 if every weight is 0."""
+    r, inclusive = target(h, sum(weights)), 0
+    for token, weight in enumerate(weights):
+        inclusive += weight
+        if inclusive > r:
+            return token
+    return -1
+
+
+def ranking(logits: Sequence[float]) -> list[int]:
+    """Ids from the best to the worst; equal logits (+0 and -0 too) by the lower id."""
+    return sorted(range(len(logits)), key=lambda token: (-logits[token], token))
+
+
+def kept(
+    logits: Sequence[float], temperature: float, min_p: float, top_p: float, top_k: int, slack: float = 0.0
+) -> list[int]:
+    """Surviving ids in rank order. ``slack`` moves the thresholds of mass, to find how far a result may differ."""
+    order = ranking(logits)
+    best = logits[order[0]]
+    mass = {token: math.exp((logits[token] - best) / temperature) for token in order}
+    order = [token for token in order if mass[token] >= min_p * (1 - slack)]
+    total = math.fsum(mass[token] for token in order)
+    survivors, before = [], 0.0
+    for token in order:
+        if survivors and top_p < 1.0 and before / total > top_p + slack:
+            break
+        survivors.append(token)
+        before += mass[token]
+    return survivors[:top_k] if top_k > 0 else survivors
+
+
+def probabilities(logits: Sequence[float], temperature: float, survivors: Sequence[int]) -> list[float]:
+    best = max(logits[token] for token in survivors)
+    mass = [0.0] * len(logits)
+    for token in survivors:
+        mass[token] = math.exp((logits[token] - best) / temperature)
+    total = math.fsum(mass)
+    return [m / total for m in mass]
