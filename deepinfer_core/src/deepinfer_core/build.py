@@ -1,0 +1,148 @@
+"""From an assembly (model, backend, cache shapes) to an engine: size the pools, make the native core, join them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from attrs import frozen
+from deepinfer_native import Core, CoreConfig
+
+from deepinfer_core.config import EngineConfig
+from deepinfer_core.engine import Engine
+from deepinfer_core.errors import ConfigError, NotSupported
+from deepinfer_core.interfaces import Backend, Model, Sampler
+from deepinfer_core.memory import PoolPlan, plan_pools
+from deepinfer_core.tokenizer import Tokenizer
+from deepinfer_core.types import CacheSpec, ModelCard, SchedulerHints
+
+DEFAULT_MAX_MODEL_LEN = 4096
+"""For a model that names no limit of its own."""
+DEFAULT_BATCHED_TOKENS = 4096
+
+
+class Parts(Protocol):
+    """What this module needs of an assembly."""
+
+    config: EngineConfig
+    card: ModelCard
+    backend: Backend
+    model: Model
+    cache_specs: Sequence[CacheSpec]
+    hints: SchedulerHints
+    make_sampler: Callable[..., Sampler]
+
+
+@frozen
+class Built:
+    """An engine and the sizes it was made with."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    plan: PoolPlan
+    vocab_size: int
+    """Ids that a caller may name: all rows of the model."""
+    max_model_len: int
+    max_num_batched_tokens: int
+
+
+def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
+    """Make an engine for ``parts``; ``tokenizer`` replaces that of the model directory.
+
+    Raises CapacityError when the caches of one sequence do not fit, ConfigError for settings that contradict the model,
+    TokenizerError.
+    """
+    config, hints = parts.config, parts.hints
+    if config.depth != 1:
+        raise NotSupported(
+            f"depth={config.depth}: this release commits each step before the next one",
+            remedy="leave depth at 1",
+            details={"field": "depth"},
+        )
+    if tokenizer is None:
+        tokenizer = Tokenizer.load(parts.card.path, parts.card.config)
+    max_model_len = _max_model_len(config, hints)
+    block_size = config.block_size or hints.block_size
+    plan = plan_pools(
+        parts.cache_specs,
+        parts.backend,
+        kv_memory=config.kv_memory,
+        block_size=block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+    )
+    batched = _batched_tokens(config, plan, max_model_len)
+    vocab_size = hints.vocab_size or parts.model.vocab_size
+    caches = parts.backend.alloc_caches(parts.cache_specs, plan.units(parts.cache_specs))
+    # Rows of the head beyond the tokenizer have no text and must not be chosen.
+    sampled_vocab = min(vocab_size, tokenizer.vocab_size)
+    sampler = parts.make_sampler(config.sampler, {}, sampled_vocab)
+    core = Core(_core_config(config, hints, plan, vocab_size, max_model_len, batched))
+    engine = Engine(core, parts.backend, parts.model, sampler, caches, tokenizer, vocab_size=sampled_vocab)
+    return Built(engine, tokenizer, plan, vocab_size, max_model_len, batched)
+
+
+def _max_model_len(config: EngineConfig, hints: SchedulerHints) -> int:
+    limit = hints.max_model_len
+    asked = config.max_model_len
+    if asked is None:
+        return limit or DEFAULT_MAX_MODEL_LEN
+    if limit is not None and asked > limit:
+        raise ConfigError(
+            f"max_model_len {asked} is beyond the model's {limit}",
+            remedy=f"set --max-model-len to {limit} or less",
+            details={"field": "max_model_len", "value": asked, "limit": limit},
+        )
+    if asked < 2:
+        raise ConfigError("max_model_len 1 leaves no room for an answer", remedy="set --max-model-len to 2 or more")
+    return asked
+
+
+def _batched_tokens(config: EngineConfig, plan: PoolPlan, max_model_len: int) -> int:
+    """Tokens of one step at most; a bound of the core (``spec/engine.md`` 2.1) is explained before it is met."""
+    asked = config.max_num_batched_tokens
+    if asked is None:
+        return max(max_model_len if not config.chunked_prefill else 0, DEFAULT_BATCHED_TOKENS, plan.max_num_seqs)
+    least = max(plan.block_size, plan.max_num_seqs, 0 if config.chunked_prefill else max_model_len)
+    if asked < least:
+        raise ConfigError(
+            f"max_num_batched_tokens {asked} is below {least}",
+            reason=f"a step must hold a block ({plan.block_size}), a token of each of {plan.max_num_seqs} sequences"
+            + ("" if config.chunked_prefill else f", and without chunked prefill a whole prompt ({max_model_len})"),
+            remedy=f"set --max-num-batched-tokens to {least} or more, or lower --max-num-seqs",
+            details={"field": "max_num_batched_tokens", "value": asked, "least": least},
+        )
+    return asked
+
+
+def _core_config(
+    config: EngineConfig, hints: SchedulerHints, plan: PoolPlan, vocab_size: int, max_model_len: int, batched: int
+) -> CoreConfig:
+    optional: dict[str, Any] = {}
+    if config.max_chunk is not None:
+        optional["max_chunk"] = config.max_chunk
+    return CoreConfig(
+        block_size=plan.block_size,
+        num_blocks=plan.num_blocks,
+        num_swa_slots=plan.num_swa_slots,
+        num_state_slots=plan.num_state_slots,
+        max_num_seqs=plan.max_num_seqs,
+        max_num_batched_tokens=batched,
+        max_model_len=max_model_len,
+        vocab_size=vocab_size,
+        chunked_prefill=config.chunked_prefill,
+        window=hints.window,
+        backtrack=hints.backtrack,
+        swa_ring=hints.swa_ring,
+        ratios_sparse=hints.ratios_sparse,
+        ratios_dense=hints.ratios_dense,
+        ngram=hints.ngram,
+        ngram_table=hints.ngram_table,
+        ngram_pad=hints.ngram_pad,
+        inputs=hints.inputs,
+        validation=config.validation,
+        stream_ordered_reuse=hints.stream_ordered_reuse,
+        row_order=hints.row_order,
+        zero_swa_on_alloc=hints.zero_swa_on_alloc,
+        **optional,
+    )

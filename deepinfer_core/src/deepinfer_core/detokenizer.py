@@ -1,0 +1,119 @@
+"""Token ids to text, one token at a time, for one answer.
+
+* The pieces, joined, are the text that decoding all bytes in one go gives.
+* A character is never cut: bytes of an incomplete one wait for the next token. A sequence that is truly broken gives
+  one replacement sign, as ``bytes.decode("utf-8", "replace")`` does.
+* Special tokens have no text, except the one that ends the answer when the caller wants to see it.
+* The prompt is never part of the text. Only if a prompt of token ids ends in the middle of a character and the answer
+  goes on with its remaining bytes, that one character, now complete, belongs to the answer.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from deepinfer_core.stops import StopScanner
+
+_Utf8 = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer:
+    """Text of one answer.
+
+    :param table: Bytes of each token id; empty for special tokens (``Tokenizer.token_bytes``).
+    :param stops: Stop strings.
+    :param min_tokens: Stop strings count only in text that comes after this many tokens.
+    :param include_stop: Keep the stop string in the text.
+    :param prompt_tail: Bytes of an incomplete character at the end of the prompt (:func:`incomplete_tail`).
+    """
+
+    __slots__ = ("_decoder", "_include", "_min", "_n", "_pieces", "_scanner", "_table", "_tail", "_taken", "stop")
+
+    def __init__(
+        self,
+        table: Sequence[bytes],
+        stops: Sequence[str] = (),
+        *,
+        min_tokens: int = 0,
+        include_stop: bool = False,
+        prompt_tail: bytes = b"",
+    ) -> None:
+        self._table = table
+        self._decoder = _Utf8("replace")
+        self._scanner = StopScanner(stops) if stops else None
+        self._min = min_tokens
+        self._include = include_stop
+        self._tail = prompt_tail
+        self._n = 0
+        self._pieces: list[str] = []
+        self._taken = 0
+        self.stop: str | None = None
+        """The stop string that ended the text."""
+
+    def push(self, token_id: int) -> bool:
+        """Add a token. True if a stop string is complete: this token is the last."""
+        self._n += 1
+        data = self._table[token_id] if token_id < len(self._table) else b""
+        if not data:
+            return False
+        text = self._decoder.decode(self._joined(data))
+        return bool(text) and self._add(text)
+
+    def finish(self, stop_text: bytes = b"") -> None:
+        """No more tokens come. ``stop_text``: bytes of the token that ended the answer, if they are wanted."""
+        if self.stop is not None:
+            return
+        # No stop string is looked for here: the answer has ended already.
+        rest = self._decoder.decode(self._joined(stop_text) if stop_text else b"", True)
+        held = self._scanner.flush() if self._scanner is not None else ""
+        self._keep(held + rest)
+
+    def take(self) -> str:
+        """The text that came since the last call."""
+        new = self._pieces[self._taken :]
+        self._taken = len(self._pieces)
+        return "".join(new)
+
+    @property
+    def text(self) -> str:
+        """All text so far, without what is held back."""
+        if len(self._pieces) > 1:
+            head = "".join(self._pieces[: self._taken])
+            tail = "".join(self._pieces[self._taken :])
+            self._pieces = [head, tail]
+            self._taken = min(self._taken, 1)
+        return "".join(self._pieces)
+
+    def _add(self, text: str) -> bool:
+        if self._scanner is None or self._n <= self._min:
+            self._keep(text)
+            return False
+        released, self.stop = self._scanner.feed(text)
+        if self.stop is None:
+            self._keep(released)
+            return False
+        self._keep(released + self.stop if self._include else released)
+        return True
+
+    def _keep(self, text: str) -> None:
+        if text:
+            self._pieces.append(text)
+
+    def _joined(self, data: bytes) -> bytes:
+        """The first bytes of the answer complete the prompt's last character, if they can."""
+        if self._tail:
+            tail, self._tail = self._tail, b""
+            if 0x80 <= data[0] <= 0xBF:
+                return tail + data
+        return data
+
+
+def incomplete_tail(data: bytes) -> bytes:
+    """Bytes at the end of ``data`` that begin a UTF-8 character and do not finish it."""
+    for size in range(1, min(4, len(data)) + 1):
+        if data[-size] >= 0xC0:  # a leading byte
+            decoder = _Utf8("replace")
+            decoder.decode(data[-size:])
+            return decoder.getstate()[0]
+    return b""

@@ -1,0 +1,87 @@
+"""Events of the native core to requests: text, stop strings, reasons (``spec/engine.md`` 6.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping
+
+from deepinfer_contracts import EventBatch, EventFlags, EventKind, FinishReason
+
+from deepinfer_core.errors import DeepInferError
+from deepinfer_core.requests import Request, failed_row
+from deepinfer_core.steps import NO_ROWS
+from deepinfer_core.tokenizer import Tokenizer
+
+TOKEN, LAST, STOP = int(EventKind.TOKEN), int(EventFlags.LAST), int(FinishReason.STOP)
+
+
+class Emitter:
+    """Brings the news of a step to the requests in ``live``, and takes those that end out of it.
+
+    :param finish: ``Core.finish``: ends a request whose text holds a stop string.
+    :param explain_too_long: The error of a request that the scheduler refused.
+    """
+
+    def __init__(
+        self,
+        live: MutableMapping[int, Request],
+        tokenizer: Tokenizer,
+        finish: Callable[[int, FinishReason, int], object],
+        explain_too_long: Callable[[Request], DeepInferError],
+    ) -> None:
+        self._live = live
+        self._tokenizer = tokenizer
+        self._finish = finish
+        self._explain_too_long = explain_too_long
+
+    def emit(self, events: EventBatch, bad_rows: Mapping[int, int] = NO_ROWS) -> None:
+        """``bad_rows``: uid -> ``row_status`` of rows that could not be sampled."""
+        if events.seq_uid is None or not len(events.seq_uid):
+            return
+        live = self._live
+        for uid, kind, flags, token, reason in zip(
+            events.seq_uid.tolist(),
+            events.kind.tolist(),
+            events.flags.tolist(),
+            events.token_id.tolist(),
+            events.finish_reason.tolist(),
+            strict=True,
+        ):
+            request = live.get(uid)
+            if request is None:
+                continue  # it ended on this side: a stop string, an abort
+            if kind == TOKEN:
+                self._token(request, token, reason if flags & LAST else None)
+            elif flags & LAST:
+                self._ended(request, reason, bad_rows.get(uid, 0))
+
+    def end(self, request: Request, reason: str, detail: str = "", error: DeepInferError | None = None) -> None:
+        """Finish a request and hand it to whoever waits for it."""
+        self._live.pop(request.uid, None)
+        request.finish(reason, detail, error)
+        request.inbox.append(request)
+
+    def _token(self, request: Request, token: int, reason: int | None) -> None:
+        """``reason``: why the core ends the request with this token; none if it goes on."""
+        if reason == STOP:
+            shown = self._tokenizer.spelling(token) if request.params.include_stop else b""
+            request.add_stop_token(token, shown)
+            self.end(request, "stop", "stop_token" if token in request.params.stop_token_ids else "eos")
+        elif request.add(token):
+            # A stop string wins over a length limit that falls on the same token.
+            if reason is None:
+                self._finish(request.uid, FinishReason.STOP, len(request.token_ids))
+            self.end(request, "stop", "stop_string")
+        elif reason is not None:
+            full = len(request.token_ids) >= request.params.max_tokens
+            self.end(request, FinishReason(reason).name.lower(), "max_tokens" if full else "model_length")
+        elif request.streaming:
+            request.inbox.append(request)
+
+    def _ended(self, request: Request, reason: int, row_status: int) -> None:
+        name = FinishReason(reason).name.lower()
+        if reason == FinishReason.TOO_LONG:
+            self.end(request, name, error=self._explain_too_long(request))
+        elif reason == FinishReason.ENGINE:
+            self.end(request, name, "nan_logits" if row_status == 1 else "", failed_row(request, row_status))
+        else:
+            self.end(request, name)

@@ -1,0 +1,159 @@
+"""``LLM``: generate text in three lines of Python (``spec/sampling.md`` 5.1)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from deepinfer_core.outputs import RequestOutput
+from deepinfer_core.prompts import Prompt, PromptInput, inputs_of
+from deepinfer_core.runs import Run, Stream
+from deepinfer_core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from deepinfer_core.build import Built
+    from deepinfer_core.config import EngineConfig
+    from deepinfer_core.steps import PhaseTimes
+    from deepinfer_core.tokenizer import Tokenizer
+
+WINDOW_FACTOR = 2
+"""Prompts in the engine for each sequence of a full step: enough that its queue never runs dry."""
+
+
+class LLM:
+    """A model on a backend, ready to generate::
+
+        with LLM() as llm:
+            print(llm.generate("import os")[0].text)
+
+    :param model: Checkpoint directory; without one, the small checkpoint that a model plugin brings.
+    :param backend: ``auto`` or the name of a backend.
+    :param settings: Any other setting of ``EngineConfig``, such as ``kv_memory="512MiB"`` or ``seed=1``.
+
+    Raises a ``DeepInferError`` that says what is wrong with model, backend or settings. May be used from several
+    threads; the calls then share the steps of one engine.
+    """
+
+    def __init__(self, model: str | None = None, *, backend: str = "auto", **settings: object) -> None:
+        from deepinfer_core.assembly import assemble  # heavy: imports the chosen plugins
+        from deepinfer_core.config import EngineConfig
+
+        given = {"model": None if model is None else str(model), "backend": backend, **settings}
+        config = EngineConfig.resolve(given, flag_origin="argument")
+        for line in config.warnings:
+            warnings.warn(line, stacklevel=2)
+        assembly = assemble(config)
+        try:
+            self._start(assembly, None)
+        except BaseException:
+            assembly.close("error")
+            raise
+        for line in self.built.plan.warnings:
+            warnings.warn(line, stacklevel=2)
+
+    @classmethod
+    def from_assembly(cls, assembly: object, tokenizer: Tokenizer | None = None) -> Self:
+        """An LLM over parts that are already there (``deepinfer_core.assembly.Assembly``)."""
+        self = cls.__new__(cls)
+        self._start(assembly, tokenizer)
+        return self
+
+    def _start(self, assembly: object, tokenizer: Tokenizer | None) -> None:
+        from deepinfer_core.build import build_engine  # needs the native core
+
+        self.built: Built = build_engine(assembly, tokenizer)  # type: ignore[arg-type]  # checked by its Protocol
+        self.config: EngineConfig = assembly.config  # type: ignore[attr-defined]
+        self.assembly = assembly
+        self._engine = self.built.engine
+
+    def generate(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """One result per prompt, in order, also for prompts that fail (their ``error`` is set).
+
+        :param prompts: A string, a list of token ids, a mapping (``{"prompt": ..., "max_tokens": ...}``), or an
+            iterable of these.
+        :param sampling_params: For all prompts, or a list with one for each.
+
+        Raises InvalidParameter, before anything runs, for parameters outside their range. Ctrl-C aborts what still
+        runs and raises KeyboardInterrupt; its attribute ``partial`` is the list of results, unfinished ones with reason
+        ``abort``.
+        """
+        run = self.run(inputs_of(prompts, self._checked(sampling_params)))
+        done: dict[int, RequestOutput] = {}
+        try:
+            for request in run:
+                done[request.index] = request.output()
+        except BaseException as stopped:
+            for request in run.stop():
+                done[request.index] = request.output()
+            if isinstance(stopped, KeyboardInterrupt):
+                stopped.partial = _in_order(done)  # type: ignore[attr-defined]  # documented above
+            raise
+        return _in_order(done)
+
+    def stream(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Stream:
+        """An iterator of ``StreamChunk``: new text of any of the prompts, as it comes.
+
+        The last chunk of a prompt has its ``output``. ``cancel(index)`` ends one prompt, ``close()`` all of them.
+        """
+        return Stream(self.run(inputs_of(prompts, self._checked(sampling_params)), streaming=True))
+
+    def run(self, inputs: Iterator[PromptInput], *, streaming: bool = False) -> Run:
+        """The requests of ``inputs``, read as places become free; what ``generate`` and ``stream`` are made of."""
+        built = self.built
+        return Run(
+            self._engine,
+            built.tokenizer,
+            inputs,
+            vocab_size=built.vocab_size,
+            max_model_len=built.max_model_len,
+            window=WINDOW_FACTOR * built.plan.max_num_seqs,
+            seed=self.config.seed if self.config.origin("seed") != "default" else None,
+            streaming=streaming,
+        )
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self.built.tokenizer
+
+    @property
+    def times(self) -> PhaseTimes:
+        """Time spent in each phase of the steps so far."""
+        return self._engine.times
+
+    def close(self) -> None:
+        """Abort what runs and give memory and device back. Idempotent."""
+        engine = getattr(self, "_engine", None)
+        if engine is not None:
+            engine.close()
+            close = getattr(self.assembly, "close", None)
+            if close is not None:
+                close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _checked(self, params: object) -> object:
+        """``params``, after a check of their token ids: a wrong one is an error of the call, not of a prompt."""
+        listed = params if isinstance(params, (list, tuple)) else [params]
+        for item in listed:
+            if isinstance(item, SamplingParams):
+                item.check_vocabulary(self.built.vocab_size)
+        return params
+
+
+def _in_order(done: dict[int, RequestOutput]) -> list[RequestOutput]:
+    return [done[index] for index in sorted(done)]

@@ -1,0 +1,74 @@
+"""What a caller gets back: one ``RequestOutput`` per prompt, and ``StreamChunk`` pieces while it grows."""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+
+from deepinfer_core.errors import DeepInferError
+
+
+@frozen
+class RequestOutput:
+    """The result of one prompt; a failed one has ``error`` set and keeps the text made so far.
+
+    ``finish_reason``: ``stop``, ``length``, ``abort``, ``too_long``, ``no_resource``, ``input`` or ``engine``.
+    ``finish_detail``: ``eos``, ``stop_token``, ``stop_string``, ``max_tokens``, ``model_length``, ``nan_logits``, or
+    empty. ``token_ids`` ends with the token that ended the answer, also where its text is left out.
+    """
+
+    index: int
+    """Position among the prompts of the call, from 0."""
+    request_id: str
+    prompt: str | None
+    """The prompt as text; none where it was given as token ids."""
+    prompt_token_ids: tuple[int, ...] = field(repr=False)
+    text: str
+    token_ids: tuple[int, ...] = field(repr=False)
+    finish_reason: str
+    finish_detail: str = ""
+    seed: int | None = None
+    """The seed that the draws used; the same seed and prompt give the same tokens again."""
+    error: DeepInferError | None = None
+    queue_s: float = 0.0
+    """Seconds from submission to the first token; 0 without one."""
+    total_s: float = 0.0
+    """Seconds from submission to the end."""
+
+    @property
+    def ok(self) -> bool:
+        """True if the answer ended by itself: at a stop or at a length limit."""
+        return self.error is None and self.finish_reason in ("stop", "length")
+
+    def as_record(self) -> dict[str, object]:
+        """The same as JSON-serialisable data."""
+        record: dict[str, object] = {
+            "index": self.index,
+            "id": self.request_id,
+            "prompt": self.prompt,
+            "text": self.text,
+            "token_ids": list(self.token_ids),
+            "finish_reason": self.finish_reason,
+            "finish_detail": self.finish_detail,
+            "num_prompt_tokens": len(self.prompt_token_ids),
+            "num_output_tokens": len(self.token_ids),
+            "seed": self.seed,
+        }
+        if self.error is not None:
+            record["error"] = self.error.as_record()
+        return record
+
+
+@frozen
+class StreamChunk:
+    """New text and tokens of one prompt. The joined ``text`` of all chunks is the text of ``output``."""
+
+    index: int
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    output: RequestOutput | None = None
+    """The whole result; set on the last chunk."""
+
+    @property
+    def finished(self) -> bool:
+        return self.output is not None

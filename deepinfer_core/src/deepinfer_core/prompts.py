@@ -1,0 +1,213 @@
+"""What the caller gives: prompts as text, as token ids, or as lines of a file; checked and turned into ids.
+
+A bad prompt never stops the others: it travels on as a :class:`PromptInput` with its error, and comes back as the
+result at its place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import BinaryIO, Protocol
+
+from attrs import frozen
+
+from deepinfer_core.errors import DeepInferError, InvalidInputFile, InvalidParameter, InvalidPrompt, NotSupported
+from deepinfer_core.sampling_params import SamplingParams
+
+Prompt = str | Sequence[int] | Mapping[str, object]
+
+NOT_TEXT = {
+    "messages": ("chat messages", "render the chat to one string and pass that as the prompt"),
+    "image": ("image input", "pass text only"),
+    "images": ("image input", "pass text only"),
+    "multi_modal_data": ("image input", "pass text only"),
+}
+
+
+class Encoder(Protocol):
+    """What this module needs of a tokenizer."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+
+@frozen
+class PromptInput:
+    """One prompt before it is encoded. ``line`` counts from 1 where the prompt came from a file."""
+
+    prompt: str | tuple[object, ...] | None
+    params: SamplingParams
+    request_id: str | None = None
+    line: int | None = None
+    error: DeepInferError | None = None
+
+
+def inputs_of(prompts: Prompt | Iterable[Prompt], params: object = None) -> Iterator[PromptInput]:
+    """Prompts of the Python interface, in order.
+
+    ``prompts`` is one prompt (a string, a mapping or a list of token ids) or an iterable of prompts; ``params`` is one
+    ``SamplingParams`` for all, or a sequence with one for each. Raises InvalidParameter, before anything runs, where
+    the parameters do not fit.
+    """
+    items: Iterable[object]
+    if isinstance(prompts, (str, bytes, Mapping)) or _is_ids(prompts):
+        items = (prompts,)
+    elif hasattr(prompts, "__iter__"):
+        items = prompts
+    else:
+        raise InvalidPrompt(
+            f"prompts is {type(prompts).__name__}", remedy="pass a string, token ids, or a list of them"
+        )
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        shared = params
+        return (_api_input(item, shared) for item in items)
+    if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
+        raise InvalidParameter(
+            f"sampling_params is {type(params).__name__}", remedy="pass a SamplingParams or a list with one per prompt"
+        )
+    items = list(items)
+    if len(items) != len(params):
+        raise InvalidParameter(
+            f"{len(params)} sampling_params for {len(items)} prompts",
+            remedy="pass one SamplingParams or one per prompt",
+        )
+    return (_api_input(item, p) for item, p in zip(items, params, strict=True))
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, Sequence) and len(value) > 0 and all(_is_int(item) for item in value)
+
+
+def _is_int(value: object) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def _api_input(item: object, params: SamplingParams) -> PromptInput:
+    try:
+        if isinstance(item, Mapping):
+            return _object_input(item, params, None)
+        return PromptInput(_plain_prompt(item), params)
+    except DeepInferError as err:
+        return PromptInput(None, params, error=err)
+
+
+def _plain_prompt(item: object) -> str | tuple[object, ...]:
+    if isinstance(item, str):
+        return item
+    if isinstance(item, bytes):
+        try:
+            return item.decode("utf-8")
+        except UnicodeDecodeError as err:
+            raise _not_utf8(err.start) from None
+    if isinstance(item, Iterable) and not isinstance(item, Mapping):
+        return tuple(item)
+    raise InvalidPrompt(f"the prompt is {type(item).__name__}", remedy="pass a string or a list of token ids")
+
+
+def _object_input(item: Mapping[str, object], params: SamplingParams, line: int | None) -> PromptInput:
+    """A prompt with its own id and sampling fields: ``{"prompt": ..., "id": ..., "max_tokens": ...}``."""
+    name = item.get("id")
+    if name is not None and (isinstance(name, bool) or not isinstance(name, (str, int))):
+        raise InvalidPrompt(f"id is {name!r}", remedy="make it a string or an integer")
+    request_id = None if name is None else str(name)
+    try:
+        for key, (what, remedy) in NOT_TEXT.items():
+            if key in item:
+                raise NotSupported(f"{key}: this release has no {what}", remedy=remedy, details={"field": key})
+        given = [key for key in ("prompt", "prompt_token_ids") if key in item]
+        if len(given) != 1:
+            found = " and ".join(given) or "neither"
+            raise InvalidPrompt(
+                f"one of prompt and prompt_token_ids is needed, found {found}", remedy="give one of them"
+            )
+        value = item[given[0]]
+        if (given[0] == "prompt") != isinstance(value, (str, bytes)):
+            kind = "a string" if given[0] == "prompt" else "a list of token ids"
+            raise InvalidPrompt(f"{given[0]} is {type(value).__name__}", remedy=f"make it {kind}")
+        changes = {key: v for key, v in item.items() if key not in ("id", "prompt", "prompt_token_ids")}
+        return PromptInput(_plain_prompt(value), params.updated(changes), request_id, line)
+    except DeepInferError as err:
+        return PromptInput(None, params, request_id, line, err)
+
+
+def read_text(source: BinaryIO, params: SamplingParams) -> Iterator[PromptInput]:
+    """One prompt per line. An empty line is an empty prompt, which is an error at its place."""
+    for line, raw in _lines(source):
+        try:
+            yield PromptInput(raw.decode("utf-8"), params, line=line)
+        except UnicodeDecodeError as err:
+            yield PromptInput(None, params, line=line, error=_not_utf8(err.start, line))
+
+
+def read_jsonl(source: BinaryIO, params: SamplingParams) -> Iterator[PromptInput]:
+    """One JSON object per line: ``prompt`` or ``prompt_token_ids``, maybe ``id``, and sampling fields."""
+    for line, raw in _lines(source):
+        try:
+            yield _object_input(_parse_object(raw, line), params, line)
+        except DeepInferError as err:
+            yield PromptInput(None, params, line=line, error=err)
+
+
+def _lines(source: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    for line, raw in enumerate(source, 1):
+        text = raw.rstrip(b"\r\n")
+        yield line, text.removeprefix(b"\xef\xbb\xbf") if line == 1 else text
+
+
+def _parse_object(raw: bytes, line: int) -> Mapping[str, object]:
+    remedy = 'write one JSON object per line, such as {"prompt": "import os"}'
+    details = {"line": line}
+    if not raw.strip():
+        raise InvalidInputFile(f"line {line} is empty", remedy=remedy, details=details)
+    try:
+        value = json.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError as err:
+        raise _not_utf8(err.start, line) from None
+    except (ValueError, RecursionError) as err:
+        raise InvalidInputFile(f"line {line} is not JSON", reason=str(err), remedy=remedy, details=details) from None
+    if not isinstance(value, dict):
+        kind = "null" if value is None else type(value).__name__
+        raise InvalidInputFile(f"line {line} is {kind}, not an object", remedy=remedy, details=details)
+    return value
+
+
+def _not_utf8(byte: int, line: int | None = None) -> InvalidPrompt:
+    where = "the prompt" if line is None else f"line {line}"
+    details = {"byte": byte} if line is None else {"byte": byte, "line": line}
+    return InvalidPrompt(f"{where} is not UTF-8 (byte {byte})", remedy="convert the input to UTF-8", details=details)
+
+
+def encode_prompt(
+    prompt: str | tuple[object, ...], tokenizer: Encoder, *, vocab_size: int, max_model_len: int
+) -> tuple[int, ...]:
+    """Token ids of ``prompt``: text is encoded, ids are checked and taken as they are.
+
+    Raises InvalidPrompt when it is empty, has an id outside the vocabulary, or leaves no room for one new token.
+    """
+    if not prompt:
+        raise InvalidPrompt("the prompt is empty", remedy="give at least one character or token id")
+    if isinstance(prompt, str):
+        ids = tuple(tokenizer.encode(prompt))
+    else:
+        ids = tuple(_checked_id(item, vocab_size) for item in prompt)
+    if len(ids) > max_model_len - 1:
+        raise InvalidPrompt(
+            f"the prompt has {len(ids)} tokens, the limit is {max_model_len - 1}",
+            reason=f"max_model_len is {max_model_len}, and one token must be left for the answer",
+            remedy="shorten the prompt, or raise --max-model-len if the model and memory allow it",
+            details={"tokens": len(ids), "limit": max_model_len - 1},
+        )
+    return ids
+
+
+def _checked_id(item: object, vocab_size: int) -> int:
+    number = item.__index__() if hasattr(item, "__index__") and not isinstance(item, bool) else None
+    if not isinstance(number, int) or not 0 <= number < vocab_size:
+        raise InvalidPrompt(
+            f"prompt token id {item!r} is outside the vocabulary",
+            remedy=f"use integers from 0 to {vocab_size - 1}",
+            details={"allowed": f"0..{vocab_size - 1}"},
+        )
+    return number

@@ -1,0 +1,133 @@
+"""One request on the Python side: its tokens, its text, how it ended. The scheduler's side lives in the native core."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from attrs import define, field
+
+from deepinfer_core.detokenizer import Detokenizer
+from deepinfer_core.errors import CapacityError, DeepInferError, RequestFailed
+from deepinfer_core.outputs import RequestOutput, StreamChunk
+from deepinfer_core.sampling_params import SamplingParams
+
+
+@define(eq=False)
+class Request:
+    """A request from its submission to its end.
+
+    ``inbox`` belongs to the caller that submitted it: the engine appends the request whenever it has news (each step
+    if ``streaming``, else only at the end).
+    """
+
+    index: int
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int | None
+    detokenizer: Detokenizer
+    inbox: deque[Request]
+    eos_ids: frozenset[int] = frozenset()
+    streaming: bool = False
+    line: int | None = None
+    uid: int = 0
+    token_ids: list[int] = field(factory=list)
+    finish_reason: str = ""
+    finish_detail: str = ""
+    error: DeepInferError | None = None
+    _taken: int = 0
+    _submitted_s: float = field(factory=time.perf_counter)
+    _first_s: float = 0.0
+    _end_s: float = 0.0
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.finish_reason)
+
+    def add(self, token: int) -> bool:
+        """Append a token that does not end the answer by its id. True if its text completes a stop string."""
+        if not self.token_ids:
+            self._first_s = time.perf_counter()
+        self.token_ids.append(token)
+        return self.detokenizer.push(token)
+
+    def add_stop_token(self, token: int, text: bytes) -> None:
+        """Append the token that ends the answer by its id; ``text`` is what the caller wants to see of it."""
+        if not self.token_ids:
+            self._first_s = time.perf_counter()
+        self.token_ids.append(token)
+        self.detokenizer.finish(text)
+
+    def finish(self, reason: str, detail: str = "", error: DeepInferError | None = None) -> None:
+        """The end. Nothing is added afterwards; a second call changes nothing."""
+        if self.finish_reason:
+            return
+        self.detokenizer.finish()
+        self.finish_reason = reason
+        self.finish_detail = detail
+        self.error = error
+        self._end_s = time.perf_counter()
+
+    def is_end_token(self, token: int) -> bool:
+        params = self.params
+        return token in params.stop_token_ids or (token in self.eos_ids and not params.ignore_eos)
+
+    def chunk(self) -> StreamChunk:
+        """What is new since the last call."""
+        new = tuple(self.token_ids[self._taken :])
+        self._taken = len(self.token_ids)
+        text = self.detokenizer.take()
+        return StreamChunk(self.index, self.request_id, text, new, self.output() if self.finish_reason else None)
+
+    def output(self) -> RequestOutput:
+        """The result; call it once the request is finished."""
+        start = self._submitted_s
+        return RequestOutput(
+            index=self.index,
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            text=self.detokenizer.text,
+            token_ids=tuple(self.token_ids),
+            finish_reason=self.finish_reason,
+            finish_detail=self.finish_detail,
+            seed=self.seed,
+            error=self.error,
+            queue_s=self._first_s - start if self._first_s else 0.0,
+            total_s=self._end_s - start,
+        )
+
+
+def too_long(request: Request, *, block_size: int, usable_blocks: int, prompt_limit: int) -> CapacityError:
+    """Why the scheduler refused ``request``: needed against available (``spec/engine.md`` 2.3.2)."""
+    tokens = len(request.prompt_token_ids) + len(request.token_ids)
+    # One more position than tokens: the next token needs a place too.
+    blocks = -(-(tokens + 1) // block_size)
+    return CapacityError(
+        f"request {request.request_id}: {tokens} tokens need {blocks} blocks of {block_size}, "
+        f"the pool has {usable_blocks}",
+        reason=f"room for {usable_blocks * block_size} tokens in all; prompts may have {prompt_limit}",
+        remedy="raise --kv-memory, or shorten the prompt or max_tokens",
+        details={
+            "tokens": tokens,
+            "blocks_needed": blocks,
+            "blocks_available": usable_blocks,
+            "block_size": block_size,
+        },
+    )
+
+
+def failed_row(request: Request, status: int) -> RequestFailed:
+    """The error for a row that the sampler could not sample (``row_status`` of SamplerOutput)."""
+    what = {
+        1: "the logits are not finite numbers",
+        2: "no token is allowed",
+    }.get(status, "no token came back from the sampler")
+    return RequestFailed(
+        f"request {request.request_id}: {what} (token {len(request.token_ids) + 1})",
+        reason="only this request ends; the others go on",
+        remedy="check the prompt and the parameters; for NaN verify the checkpoint or try --numeric-mode exact",
+        details={"op": "sampler.sample", "row_status": status, "output_index": len(request.token_ids) + 1},
+    )

@@ -1,0 +1,213 @@
+"""One call of the user: a stream of prompts through the engine, a bounded number of them at a time."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from deepinfer_core.detokenizer import Detokenizer, incomplete_tail
+from deepinfer_core.engine import Engine
+from deepinfer_core.errors import DeepInferError, InvalidPrompt
+from deepinfer_core.interrupts import HeldInterrupt
+from deepinfer_core.outputs import StreamChunk
+from deepinfer_core.prompts import PromptInput, encode_prompt
+from deepinfer_core.requests import Request
+from deepinfer_core.sampling_params import SEED_MASK
+from deepinfer_core.tokenizer import Tokenizer
+
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def request_seed(base: int | None, index: int) -> int:
+    """The seed of request ``index`` of a call: a hash of ``base`` and ``index``, or random without a base.
+
+    The hash is ``mix`` of ``spec/sampling.md`` 2.4 (splitmix64).
+    """
+    if base is None:
+        return secrets.randbits(64)
+    z = (base + (index + 1) * _GOLDEN) & SEED_MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & SEED_MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & SEED_MASK
+    return z ^ (z >> 31)
+
+
+class Run:
+    """Feeds prompts to the engine and yields requests that have news, until all have ended.
+
+    Prompts are read and encoded only when one of ``window`` places is free, so memory does not grow with their number.
+    Requests that cannot run come back finished, with their error.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        inputs: Iterator[PromptInput],
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        window: int,
+        seed: int | None,
+        streaming: bool,
+    ) -> None:
+        """``seed``: base of the seeds of requests that bring none; None draws random ones."""
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._inputs: Iterator[PromptInput] | None = inputs
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._window = window
+        self._seed = seed
+        self._streaming = streaming
+        self._inbox: deque[Request] = deque()
+        self._live: dict[int, Request] = {}
+        self._cancelled: set[int] = set()
+        self._count = 0
+
+    def __iter__(self) -> Iterator[Request]:
+        return self
+
+    def __next__(self) -> Request:
+        """The next request with news; KeyboardInterrupt rises only between steps."""
+        while True:
+            if not self._inbox:
+                self._feed()
+            if self._inbox:
+                request = self._inbox.popleft()
+                if request.index not in self._live:
+                    continue  # its end was handed out already, with the news of an earlier step
+                if request.finished:
+                    del self._live[request.index]
+                return request
+            if not self._live:
+                raise StopIteration
+            with HeldInterrupt():
+                self._engine.step()
+
+    def cancel(self, index: int) -> None:
+        """End prompt ``index`` with reason ``abort``, now or when its turn comes. No effect once it has ended."""
+        request = self._live.get(index)
+        if request is not None:
+            self._engine.abort([request])
+        elif index >= self._count:
+            self._cancelled.add(index)
+
+    def stop(self) -> list[Request]:
+        """Abort what runs, read no more prompts; the requests that were unfinished, with what they have."""
+        self._inputs = None
+        unfinished = list(self._live.values())
+        with HeldInterrupt():
+            self._engine.abort(unfinished)
+        self._live.clear()
+        self._inbox.clear()
+        return unfinished
+
+    @property
+    def count(self) -> int:
+        """Prompts read so far."""
+        return self._count
+
+    def _feed(self) -> None:
+        while self._inputs is not None and len(self._live) < self._window:
+            item = next(self._inputs, None)
+            if item is None:
+                self._inputs = None
+                return
+            with HeldInterrupt():
+                self._admit(item)
+
+    def _admit(self, item: PromptInput) -> None:
+        index = self._count
+        self._count += 1
+        ids: tuple[int, ...] = ()
+        error = item.error
+        if error is None and item.prompt is not None and index not in self._cancelled:
+            try:
+                item.params.check_vocabulary(self._vocab_size)
+                ids = encode_prompt(
+                    item.prompt, self._tokenizer, vocab_size=self._vocab_size, max_model_len=self._max_model_len
+                )
+            except DeepInferError as err:
+                error = err
+        request = self._request(index, item, ids)
+        self._live[index] = request
+        if error is not None:
+            over = isinstance(error, InvalidPrompt) and "limit" in error.details
+            request.finish("too_long" if over else "input", error=error)
+        elif index in self._cancelled:
+            self._cancelled.discard(index)
+            request.finish("abort")
+        else:
+            self._engine.submit(request)
+            return
+        self._inbox.append(request)
+
+    def _request(self, index: int, item: PromptInput, ids: tuple[int, ...]) -> Request:
+        params = item.params
+        table = self._tokenizer.token_bytes
+        tail = b""
+        if not isinstance(item.prompt, str):
+            # Four tokens are enough: the bytes of an unfinished character are at most three.
+            tail = incomplete_tail(b"".join(table[i] for i in ids[-4:] if i < len(table)))
+        return Request(
+            index=index,
+            request_id=str(index) if item.request_id is None else item.request_id,
+            prompt=item.prompt if isinstance(item.prompt, str) else None,
+            prompt_token_ids=ids,
+            params=params,
+            seed=params.seed if params.seed is not None else request_seed(self._seed, index),
+            detokenizer=Detokenizer(
+                table,
+                params.stop,
+                min_tokens=params.min_tokens,
+                include_stop=params.include_stop,
+                prompt_tail=tail,
+            ),
+            inbox=self._inbox,
+            eos_ids=self._tokenizer.eos_ids,
+            streaming=self._streaming,
+            line=item.line,
+        )
+
+
+class Stream(Iterator[StreamChunk]):
+    """Chunks of all prompts of a call, as they come. Close it to abort what still runs."""
+
+    def __init__(self, run: Run, done: Callable[[], None] | None = None) -> None:
+        self._run: Run | None = run
+        self._done = done
+
+    def __next__(self) -> StreamChunk:
+        if self._run is None:
+            raise StopIteration
+        try:
+            for request in self._run:
+                chunk = request.chunk()
+                if chunk.text or chunk.token_ids or chunk.output is not None:
+                    return chunk
+        except BaseException:
+            self.close()
+            raise
+        self._run = None
+        raise StopIteration
+
+    def cancel(self, index: int) -> None:
+        """Abort the prompt at position ``index``; the others go on."""
+        if self._run is not None:
+            self._run.cancel(index)
+
+    def close(self) -> None:
+        """Abort what still runs. Idempotent."""
+        run, self._run = self._run, None
+        if run is not None:
+            run.stop()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()

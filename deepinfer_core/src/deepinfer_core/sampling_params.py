@@ -1,0 +1,258 @@
+"""What a caller may ask of sampling, checked before anything runs (``spec/sampling.md`` 1.1).
+
+Every field has a range; a value outside raises ``InvalidParameter`` that names field, value and range. Fields that this
+release does not have stay in the signature, so that asking for one is refused by name and never silently ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from attrs import evolve, field, fields, frozen
+
+from deepinfer_core.errors import InvalidParameter, NotSupported
+
+INT32_MAX = 2**31 - 1
+SEED_MASK = 2**64 - 1
+GREEDY_BELOW = 1e-5
+"""Temperatures below this mean the greedy token."""
+
+
+def refuse(name: str, value: object, allowed: str) -> InvalidParameter:
+    """The error for ``value`` in field ``name``; ``allowed`` describes the range."""
+    shown = repr(value)
+    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    return InvalidParameter(
+        f"{name} is {shown}; allowed: {allowed}",
+        remedy=f"set {name} to {allowed}",
+        details={"field": name, "value": shown, "allowed": allowed},
+    )
+
+
+def as_int(name: str, value: object, low: int, high: int, allowed: str) -> int:
+    """``value`` as an integer in ``[low, high]``. A bool is no integer, and neither is 3.0."""
+    if isinstance(value, bool):
+        raise refuse(name, value, allowed)
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]  # whatever has __index__: int, numpy integers
+    except TypeError:
+        raise refuse(name, value, allowed) from None
+    if not low <= number <= high:
+        raise refuse(name, value, allowed)
+    return number
+
+
+def as_float(name: str, value: object, allowed: str) -> float:
+    """``value`` as a finite float. Numbers only: no bool, no text, no NaN."""
+    if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
+        raise refuse(name, value, allowed)
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise refuse(name, value, allowed) from None
+    if not math.isfinite(number):
+        raise refuse(name, value, allowed)
+    return number
+
+
+def _temperature(value: object) -> float:
+    allowed = "a finite number >= 0 (0 means greedy)"
+    number = as_float("temperature", value, allowed)
+    if number < 0:
+        raise refuse("temperature", value, allowed)
+    return number
+
+
+def _top_p(value: object) -> float:
+    allowed = "a number > 0 and <= 1"
+    number = as_float("top_p", value, allowed)
+    if not 0 < number <= 1:
+        raise refuse("top_p", value, allowed)
+    return number
+
+
+def _top_k(value: object) -> int:
+    allowed = f"-1 (off) or an integer from 1 to {INT32_MAX}"
+    number = as_int("top_k", value, -1, INT32_MAX, allowed)
+    if number == 0:
+        raise refuse("top_k", value, allowed)
+    return number
+
+
+def _min_p(value: object) -> float:
+    allowed = "a number >= 0 and < 1"
+    number = as_float("min_p", value, allowed)
+    if not 0 <= number < 1:
+        raise refuse("min_p", value, allowed)
+    return number
+
+
+def _max_tokens(value: object) -> int:
+    return as_int("max_tokens", value, 1, INT32_MAX, f"an integer from 1 to {INT32_MAX}")
+
+
+def _min_tokens(value: object) -> int:
+    return as_int("min_tokens", value, 0, INT32_MAX, "an integer >= 0 and <= max_tokens")
+
+
+def _flag(name: str) -> Any:
+    def convert(value: object) -> bool:
+        if not isinstance(value, bool):
+            raise refuse(name, value, "true or false")
+        return value
+
+    return convert
+
+
+def _stop(value: object) -> tuple[str, ...]:
+    allowed = "a non-empty string or a list of non-empty strings"
+    items = (value,) if isinstance(value, str) else value
+    if items is None:
+        return ()
+    if not isinstance(items, Sequence) or isinstance(items, (bytes, bytearray)):
+        raise refuse("stop", value, allowed)
+    for item in items:
+        if not isinstance(item, str) or not item:
+            raise refuse("stop", value, allowed)
+    return tuple(dict.fromkeys(items))
+
+
+def _stop_token_ids(value: object) -> tuple[int, ...]:
+    allowed = "a list of token ids (integers >= 0, below the vocabulary size)"
+    if value is None:
+        return ()
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
+        raise refuse("stop_token_ids", value, allowed)
+    return tuple(dict.fromkeys(as_int("stop_token_ids", item, 0, INT32_MAX, allowed) for item in value))
+
+
+def _seed(value: object) -> int | None:
+    if value is None:
+        return None
+    return as_int("seed", value, -(2**127), 2**127, "none or an integer (taken modulo 2**64)") & SEED_MASK
+
+
+def _penalty(name: str) -> Any:
+    allowed = "a number from -2 to 2"
+
+    def convert(value: object) -> float:
+        number = as_float(name, value, allowed)
+        if not -2 <= number <= 2:
+            raise refuse(name, value, allowed)
+        return number
+
+    return convert
+
+
+def _repetition(value: object) -> float:
+    number = as_float("repetition_penalty", value, "a number > 0")
+    if number <= 0:
+        raise refuse("repetition_penalty", value, "a number > 0")
+    return number
+
+
+def _answers(value: object) -> int:
+    return as_int("n", value, 1, INT32_MAX, "an integer >= 1")
+
+
+def _absent(off: object, convert: Any = None) -> Any:
+    """A field that this release knows of and does not have; ``off`` is the only value that it takes."""
+    return field(default=off, converter=convert, repr=False, metadata={"absent": True})
+
+
+REMEDIES = {
+    "n": "give the prompt n times; each copy gets its own seed",
+    "json_schema": "validate the text after generation",
+    "regex": "validate the text after generation",
+    "grammar": "validate the text after generation",
+}
+
+
+@frozen(kw_only=True)
+class SamplingParams:
+    """How one request is sampled and when it ends.
+
+    :param temperature: ``>= 0``; below 1e-5 the token with the largest logit is taken (lowest id on ties).
+    :param top_p: Nucleus mass, in ``(0, 1]``.
+    :param top_k: ``-1`` for no limit, or at least 1; the vocabulary size or more means no limit.
+    :param min_p: Drop tokens below this share of the best token's probability, in ``[0, 1)``.
+    :param max_tokens: New tokens at most. The context limit of the engine holds as well.
+    :param min_tokens: End tokens and stop strings count only after this many tokens.
+    :param ignore_eos: Go on at the model's end tokens. ``stop_token_ids`` still end the answer.
+    :param stop: Strings that end the answer, matched on the decoded text, also across tokens.
+    :param stop_token_ids: Further tokens that end the answer.
+    :param include_stop: Keep the stop string, or the text of the stop token, in the text.
+    :param seed: Fixes the draws of this request; without one the engine chooses, and says which.
+
+    Raises ``InvalidParameter`` for a value outside its range, ``NotSupported`` for a feature that this release lacks.
+    """
+
+    temperature: float = field(default=1.0, converter=_temperature)
+    top_p: float = field(default=1.0, converter=_top_p)
+    top_k: int = field(default=-1, converter=_top_k)
+    min_p: float = field(default=0.0, converter=_min_p)
+    max_tokens: int = field(default=16, converter=_max_tokens)
+    min_tokens: int = field(default=0, converter=_min_tokens)
+    ignore_eos: bool = field(default=False, converter=_flag("ignore_eos"))
+    stop: tuple[str, ...] = field(default=(), converter=_stop)
+    stop_token_ids: tuple[int, ...] = field(default=(), converter=_stop_token_ids)
+    include_stop: bool = field(default=False, converter=_flag("include_stop"))
+    seed: int | None = field(default=None, converter=_seed)
+
+    n: int = _absent(1, _answers)
+    repetition_penalty: float = _absent(1.0, _repetition)
+    presence_penalty: float = _absent(0.0, _penalty("presence_penalty"))
+    frequency_penalty: float = _absent(0.0, _penalty("frequency_penalty"))
+    logit_bias: object = _absent(None)
+    logprobs: object = _absent(None)
+    top_logprobs: object = _absent(0)
+    prompt_logprobs: object = _absent(False)
+    so_args: object = _absent(None)
+    json_schema: object = _absent(None)
+    regex: object = _absent(None)
+    grammar: object = _absent(None)
+    forced_token_ids: object = _absent(None)
+
+    def __attrs_post_init__(self) -> None:
+        for item in ABSENT:
+            value = getattr(self, item.name)
+            # Identity of type too: prompt_logprobs=0 is not the switch False, and True is no count.
+            if value is not item.default and (type(value) is not type(item.default) or value != item.default):
+                raise NotSupported(
+                    f"{item.name}={value!r}: this release has no {item.name}",
+                    remedy=REMEDIES.get(item.name, f"leave {item.name} out"),
+                    details={"field": item.name},
+                )
+        if self.min_tokens > self.max_tokens:
+            raise refuse("min_tokens", self.min_tokens, f"an integer >= 0 and <= max_tokens ({self.max_tokens})")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise ``InvalidParameter`` for a token id that the model does not have."""
+        for token in self.stop_token_ids:
+            if token >= vocab_size:
+                raise refuse("stop_token_ids", token, f"token ids from 0 to {vocab_size - 1}")
+
+    def updated(self, changes: Mapping[str, object]) -> Self:
+        """A copy with ``changes``. Raises ``InvalidParameter`` for a name that no field has."""
+        if not changes:
+            return self
+        for name in changes:
+            if name not in NAMES:
+                close = difflib.get_close_matches(name, NAMES, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else "known fields: " + ", ".join(NAMES)
+                raise InvalidParameter(
+                    f"unknown sampling parameter {name!r}", remedy=hint, details={"field": name, "allowed": list(NAMES)}
+                )
+        return evolve(self, **changes)  # type: ignore[arg-type]  # converters check the values
+
+
+ABSENT = tuple(item for item in fields(SamplingParams) if item.metadata.get("absent"))
+NAMES = tuple(item.name for item in fields(SamplingParams))

@@ -1,0 +1,22 @@
+"""Fixtures shared by the tests of the engine half."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from deepinfer_core.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="session")
+def checkpoint() -> Path:
+    """The checkpoint that the model plugin ships."""
+    return Path(str(files("deepinfer_v41").joinpath("checkpoints/v41-tiny")))
+
+
+@pytest.fixture(scope="session")
+def tokenizer(checkpoint: Path) -> Tokenizer:
+    return Tokenizer.load(checkpoint, json.loads((checkpoint / "config.json").read_text("utf-8")))
