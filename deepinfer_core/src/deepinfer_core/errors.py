@@ -64,6 +64,13 @@ class DeepInferError(Exception):
 # --- usage and requests -----------------------------------------------------------------------------------------
 
 
+class CommandUsageError(DeepInferError):
+    """The command line names an unknown command or option, or lacks a value."""
+
+    code = "E_USAGE"
+    exit_status = EXIT_USAGE
+
+
 class InvalidParameter(DeepInferError, ValueError):
     """A request parameter or option is outside its allowed range (names field, value and range)."""
 

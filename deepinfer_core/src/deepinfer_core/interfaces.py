@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-from deepinfer_contracts import InputMetadata, SamplerInputs, SamplerOutput
-
+from deepinfer_core.backend import build_backend
 from deepinfer_core.types import CacheSpec, Capabilities
+
+if TYPE_CHECKING:  # numpy comes with the records; a Protocol needs them for type checkers only
+    from deepinfer_contracts import InputMetadata, SamplerInputs, SamplerOutput
+
+__all__ = ["Backend", "Caches", "Model", "Sampler", "StepObserver", "Tensor", "build_backend"]
 
 Tensor = Any
 Record = TypeVar("Record")

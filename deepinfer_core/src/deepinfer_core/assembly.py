@@ -1,0 +1,183 @@
+"""Put an engine's parts together: model card, model plugin, backend, caches, hints, sampler.
+
+One direction, each step once (``spec/plugins.md`` 7 and 9): card, match, backend, requirements, caches, model, hints.
+Nothing is imported but the plugins that this engine needs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import define, field
+
+from deepinfer_core.config import EngineConfig
+from deepinfer_core.errors import ConfigError, DeepInferError, ModelAmbiguous, ModelError, ModelNotFound
+from deepinfer_core.interfaces import Backend, Model, Sampler
+from deepinfer_core.model_card import read_model_card
+from deepinfer_core.plugins.failure import plugin_failure
+from deepinfer_core.plugins.hooks import Hooks
+from deepinfer_core.plugins.manager import PluginManager
+from deepinfer_core.plugins.registry import PluginRecord
+from deepinfer_core.plugins.requirements import missing_capabilities
+from deepinfer_core.plugins.selection import Selection, refuse_missing, select_backend
+from deepinfer_core.types import CacheSpec, ModelCard, ModelMatch, SchedulerHints
+
+Announce = Callable[[str], None]
+
+
+def _to_stderr(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
+@define(eq=False)
+class Assembly:
+    """The parts of one engine. The model is created and its weights are loaded."""
+
+    config: EngineConfig
+    manager: PluginManager
+    card: ModelCard
+    match: ModelMatch
+    selection: Selection
+    backend: Backend
+    model: Model
+    cache_specs: Sequence[CacheSpec]
+    hints: SchedulerHints
+    _closed: bool = field(default=False, init=False)
+
+    def make_sampler(self, name: str | None, params: Mapping[str, Any], vocab_size: int) -> Sampler:
+        """The sampler called ``name`` (None: that of the settings). Loads its plugin on first use.
+
+        :raises PluginMissing: no plugin has the name; lists the installed ones.
+        """
+        owner = self.manager.require("sampler", name or self.config.sampler)
+        return Hooks(self.manager).sampler_create(owner, owner.name, dict(params), vocab_size)
+
+    def close(self, reason: str = "closed") -> None:
+        """Tell the plugins, then close the backend. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            try:
+                self.manager.shutdown(reason)
+            finally:
+                self.backend.close()
+
+
+def assemble(
+    config: EngineConfig, *, announce: Announce | None = _to_stderr, manager: PluginManager | None = None
+) -> Assembly:
+    """Find, choose, create and load everything that ``config`` asks for.
+
+    :param announce: Gets the line that says which backend runs and why; None: nobody does.
+    :param manager: Plugins to use; None: the installed ones.
+    :raises DeepInferError: a typed error of the step that failed; what was created until then is closed.
+    """
+    manager = manager or PluginManager.from_config(config)
+    hooks = Hooks(manager)
+    card = read_model_card(config.model if config.model is not None else default_checkpoint(manager))
+    owner, match = match_model(manager, card)
+    selection = select_backend(manager, match.requirements)
+    if announce is not None:
+        announce(selection.line)
+    backend = hooks.backend_create(selection.record, config.device, config)
+    try:
+        missing = missing_capabilities(backend, match.requirements)
+        if missing:
+            raise refuse_missing(backend.name, backend.capabilities.arch, missing)
+        specs = hooks.cache_specs(owner, match, config)
+        model = hooks.model_create(owner, match, config, backend)
+        _load(owner, model, card.path)
+        hints = hooks.scheduler_hints([owner, selection.record], match, backend)
+    except BaseException:
+        manager.shutdown("error")
+        backend.close()
+        raise
+    return Assembly(config, manager, card, match, selection, backend, model, specs, hints)
+
+
+def _load(owner: PluginRecord, model: Model, path: Path) -> None:
+    try:
+        model.load(path)
+    except (Exception, SystemExit) as exc:
+        error = plugin_failure(owner, "load", exc)
+        if error is exc:
+            raise
+        raise error from exc
+
+
+def default_checkpoint(manager: PluginManager) -> Path:
+    """The small checkpoint that an installed model plugin ships; the first by name if several do.
+
+    :raises ModelNotFound: no installed plugin ships one.
+    """
+    wanted = manager.config.model_plugin
+    for record in manager.registry.of_kind("model"):
+        if record.table.checkpoint and record.manifest and wanted in (None, record.name):
+            return record.manifest.path.parent / record.table.checkpoint
+    raise ModelNotFound(
+        "no model was given",
+        reason="no installed model plugin ships a checkpoint" + (f" of {wanted!r}" if wanted else ""),
+        remedy="give --model DIR, or pip install deepinfer-v41, which ships a small one",
+    )
+
+
+def match_model(manager: PluginManager, card: ModelCard) -> tuple[PluginRecord, ModelMatch]:
+    """The plugin that runs the card, and its match. Only plugins whose manifest lists the architecture are loaded.
+
+    :raises ModelError: nobody runs the architecture; lists what the installed plugins run.
+    :raises ModelAmbiguous: two plugins match with the same score.
+    """
+    wanted = manager.config.model_plugin
+    if wanted is not None:
+        candidates = [manager.require("model", wanted)]
+    else:
+        candidates = [r for r in manager.registry.of_kind("model") if card.architecture in r.table.architectures]
+    matches: list[tuple[PluginRecord, ModelMatch]] = []
+    errors: list[DeepInferError] = []
+    for record in candidates:
+        if not manager.load(record):
+            continue
+        try:
+            match = Hooks(manager).model_match(record, card)
+        except DeepInferError as exc:  # kept: another plugin may still run the model
+            errors.append(exc)
+            continue
+        if match is not None:
+            matches.append((record, match))
+    if not matches:
+        errors += [record.error for record in candidates if record.error is not None]
+        raise errors[0] if errors else _unknown_architecture(manager, card)
+    matches.sort(key=lambda item: (-item[1].score, item[0].name))
+    best = [record for record, match in matches if match.score == matches[0][1].score]
+    if len(best) > 1:
+        names = [record.name for record in best]
+        raise ModelAmbiguous(
+            f"{card.architecture} is matched by {len(best)} plugins with score {matches[0][1].score}: "
+            + ", ".join(record.title for record in best),
+            reason="neither is better by its own account",
+            remedy=f"choose one with --model-plugin {names[0]}",
+            details={"plugins": names},
+        )
+    return matches[0]
+
+
+def _unknown_architecture(manager: PluginManager, card: ModelCard) -> DeepInferError:
+    if manager.config.model_plugin is not None:
+        return ConfigError(
+            f"model plugin {manager.config.model_plugin!r} does not run {card.architecture}",
+            reason=f"config.json of {card.path} names that architecture",
+            remedy="leave --model-plugin out, or give a model that it runs",
+        )
+    known = sorted({name for r in manager.registry.of_kind("model") for name in r.table.architectures})
+    unusable = [r for r in manager.registry.of_kind("model", usable=False) if not r.usable]
+    reason = f"installed plugins run: {', '.join(known) or 'nothing'}"
+    if unusable:
+        reason += f"; unusable: {', '.join(f'{r.name} ({r.state})' for r in unusable)}"
+    return ModelError(
+        f"no installed plugin runs the architecture {card.architecture}",
+        reason=reason,
+        remedy="pip install the plugin that provides it, or give another --model",
+        details={"architecture": card.architecture, "known": known},
+    )

@@ -1,0 +1,86 @@
+"""The ``deepinfer`` command: global options, and subcommands that are imported when they run."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+
+import click
+
+from deepinfer_core import API_VERSION
+from deepinfer_core.cli.state import CommandState, common_options, setting_options
+from deepinfer_core.errors import CommandUsageError
+from deepinfer_core.settings import did_you_mean
+
+# Name -> where the click command is, and its line in --help, which must not cost the import.
+COMMANDS = {
+    "generate": ("deepinfer_core.cli.generate:generate", "Generate text for prompts."),
+    "plugins": ("deepinfer_core.cli.plugins_command:plugins", "List the installed plugins; import none."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module when the command is run."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS:
+            raise CommandUsageError(
+                f"no command named {name!r}{did_you_mean(name, COMMANDS)}",
+                reason=f"commands: {', '.join(sorted(COMMANDS))}",
+                remedy="run: deepinfer --help",
+                details={"command": name},
+            )
+        return name, self.get_command(ctx, name), args[1:]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in sorted(COMMANDS)])
+
+
+@click.group("deepinfer", cls=LazyGroup, invoke_without_command=True, context_settings={"max_content_width": 100})
+@click.option("--version", is_flag=True, help="Print the versions and exit.")
+@common_options
+@setting_options("backend", "model")
+@click.pass_context
+def root(context: click.Context, version: bool) -> None:
+    """Run DeepSeek-V4.1-class models. Options of this level are accepted after the command as well."""
+    state = context.ensure_object(CommandState)
+    if version:
+        click.echo(json.dumps(versions()) if state.json else "\n".join(f"{k} {v}" for k, v in versions().items()))
+        context.exit(0)
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+        context.exit(0)
+
+
+def versions() -> dict[str, str]:
+    """Versions of the distributions and of the plugin API; nothing is imported for it."""
+    import platform
+    from importlib import metadata
+
+    def version_of(name: str) -> str:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            return "not installed"
+
+    return {
+        "core": version_of("deepinfer-core"),
+        "api": f"{API_VERSION[0]}.{API_VERSION[1]}",
+        "native": version_of("deepinfer-native"),
+        "contracts": version_of("deepinfer-contracts"),
+        "python": platform.python_version(),
+    }

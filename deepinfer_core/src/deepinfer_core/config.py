@@ -1,0 +1,278 @@
+"""``EngineConfig``: every setting of the engine, resolved once into one frozen object.
+
+Precedence: flag (or argument in Python) > file (TOML) > environment ``DEEPINFER_*`` > default. The origin of each value
+is kept, so that a message can name it. Sources: ``spec/sampling.md`` 5.1 and 5.3, ``spec/plugins.md`` 7 and 8.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import attrs
+from attrs import frozen
+
+from deepinfer_core.errors import ConfigError, NotSupported
+from deepinfer_core.settings import Setting, did_you_mean, nearest, read_value, setting
+from deepinfer_core.types import ConfigPatch, NumericMode
+
+MAX_FILE_BYTES = 1 << 20
+_ENV_PREFIX = "DEEPINFER_"
+
+
+@frozen
+class PluginSettings:
+    """Which plugins may load, and who wins a name (table ``[plugins]`` of the file)."""
+
+    enable: tuple[str, ...] = setting((), "Extensions to load.", kind="names")
+    disable: tuple[str, ...] = setting((), "Plugins never to load (names, or KIND:NAME).", kind="names")
+    prefer: Mapping[str, str] = setting({}, "Distribution that wins a name: KIND:NAME=DISTRIBUTION.", kind="table")
+    allow: tuple[str, ...] | None = setting(
+        None,
+        "Third-party plugins allowed besides the first-party ones; empty: none.",
+        kind="names",
+        env="DEEPINFER_PLUGINS",
+    )
+
+
+@frozen
+class EngineConfig:
+    """All settings. Make one with :meth:`resolve`; the constructor takes values as they are and checks nothing."""
+
+    model: str | None = setting(None, "Checkpoint directory; left out: the small checkpoint of a plugin.", kind="text")
+    model_plugin: str | None = setting(None, "Model plugin to use when several match.", kind="text")
+    backend: str = setting("auto", "Backend plugin, or auto.", kind="text")
+    device: str | None = setting(None, "Device of the backend, e.g. cuda:0.", kind="text")
+    seed: int = setting(0, "Seed of requests that bring none.", kind="integer", minimum=0, maximum=2**64 - 1)
+    numeric_mode: NumericMode = setting(  # noqa: RUF009 (attrs, not a dataclass)
+        "released", "Rounding as released, or exact (fp32).", kind="text", choices=("released", "exact")
+    )
+    cache_formats: bool = setting(True, "Store caches in the model's quantised formats.", kind="boolean")
+    max_model_len: int | None = setting(None, "Longest sequence, in tokens.", kind="integer", minimum=1, maximum=2**27)
+    max_num_seqs: int = setting(256, "Most sequences in one step.", kind="integer", minimum=1, maximum=65536)
+    max_num_batched_tokens: int | None = setting(
+        None, "Most tokens in one step.", kind="integer", minimum=1, maximum=2**24
+    )
+    max_chunk: int | None = setting(
+        None, "Most prompt tokens of one sequence in a step.", kind="integer", minimum=1, maximum=2**24
+    )
+    chunked_prefill: bool = setting(True, "Split long prompts over several steps.", kind="boolean")
+    block_size: int | None = setting(None, "Tokens of one cache block.", kind="integer", minimum=1, maximum=4096)
+    kv_memory: int = setting(256 << 20, "Memory for the caches, e.g. 512MiB.", kind="size", minimum=1, maximum=2**48)
+    sampler: str = setting("canonical", "Sampler plugin.", kind="text")
+    validation: str = setting(
+        "boundary", "Checks of contract records.", kind="text", choices=("off", "boundary", "full")
+    )
+    depth: int = setting(1, "Steps in flight.", kind="integer", minimum=1, maximum=2)
+    num_threads: int | None = setting(None, "Threads of the cpu backend.", kind="integer", minimum=1, maximum=4096)
+    dp: int = setting(1, "Data parallel size; this release runs 1.", kind="integer", minimum=1, maximum=4096)
+    cp: int = setting(1, "Context parallel size; this release runs 1.", kind="integer", minimum=1, maximum=4096)
+    ep: int = setting(1, "Expert parallel size; this release runs 1.", kind="integer", minimum=1, maximum=4096)
+    plugins: PluginSettings = PluginSettings()
+    strict_plugins: bool = setting(False, "A plugin that fails stops the command at once.", kind="boolean")
+    trace_hooks: bool = setting(False, "Print each hook call on stderr.", kind="boolean")
+    debug: bool = setting(False, "Print tracebacks.", kind="boolean")
+
+    origins: Mapping[str, str] = attrs.field(factory=dict, kw_only=True, eq=False, repr=False)
+    """Key -> where its value came from; keys that are absent have their default."""
+    warnings: tuple[str, ...] = attrs.field(default=(), kw_only=True, eq=False, repr=False)
+    """Lines for stderr, each printed once by whoever resolved the settings."""
+
+    def origin(self, key: str) -> str:
+        """``flag``, ``argument``, ``file PATH``, ``environment NAME``, ``plugin NAME (reason)`` or ``default``."""
+        if key not in settings_by_key():
+            raise ConfigError(f"no setting named {key!r}{did_you_mean(key, settings_by_key())}")
+        return self.origins.get(key, "default")
+
+    def get(self, key: str) -> Any:
+        """The value of a setting by its key, e.g. ``plugins.allow``."""
+        value: Any = self
+        for part in key.split("."):
+            value = getattr(value, part)
+        return value
+
+    @classmethod
+    def resolve(
+        cls,
+        flags: Mapping[str, object] | None = None,
+        *,
+        file: str | os.PathLike[str] | None = None,
+        environ: Mapping[str, str] | None = None,
+        flag_origin: str = "flag",
+    ) -> Self:
+        """Read every source once and check every value.
+
+        :param flags: Setting key -> value; the strongest source. None means that a flag was not given.
+        :param file: TOML file whose keys are setting keys. A relative ``model`` in it is relative to the file.
+        :param environ: The environment; None: that of this process. Pass ``{}`` to read none.
+        :param flag_origin: What to call the first source: ``flag``, or ``argument`` in Python.
+        :raises ConfigError: for an unknown key (with the nearest name), or a value out of range.
+        :raises NotSupported: for a group size above 1.
+        """
+        known = settings_by_key()
+        values: dict[str, Any] = {}
+        origins: dict[str, str] = {}
+        env_values, warnings = _from_environment(os.environ if environ is None else environ)
+        layers = [env_values]
+        if file is not None:
+            layers.append(_from_file(Path(file)))
+        layers.append(_from_flags(flags or {}, flag_origin))
+        for layer in layers:
+            for key, (raw, origin, source) in layer.items():
+                values[key] = read_value(key, known[key], raw, source)
+                origins[key] = origin
+        config = cls(**_nested(values), origins=origins, warnings=warnings)
+        config._refuse_groups()
+        return config
+
+    def patched(self, patches: Iterable[tuple[str, ConfigPatch]]) -> Self:
+        """A copy with the settings that plugins ask for; each value keeps its source.
+
+        :param patches: (plugin name, patch) in any order.
+        :raises ConfigError: for an unknown key, a value out of range, or two different values for one key, be they of
+            two plugins or of a plugin and a person.
+        """
+        known = settings_by_key()
+        values: dict[str, Any] = {}
+        origins = dict(self.origins)
+        for plugin, patch in sorted(patches, key=lambda item: (item[1].key, item[0])):
+            key = patch.key
+            if key not in known:
+                raise ConfigError(
+                    f"plugin {plugin} sets {key!r}, which is no setting{did_you_mean(key, known)}", reason=patch.reason
+                )
+            value = read_value(key, known[key], patch.value, f"plugin {plugin} ({patch.reason})")
+            held = values.get(key, self.get(key))
+            if key in origins and held != value:
+                raise ConfigError(
+                    f"{key} has two values: {held!r} from {origins[key]}, {value!r} from plugin {plugin}",
+                    reason=f"plugin {plugin} needs {value!r}: {patch.reason}",
+                    remedy=f"leave {key} out, or disable one of the two",
+                    details={"key": key},
+                )
+            if key not in origins:
+                values[key] = value
+                origins[key] = f"plugin {plugin} ({patch.reason})"
+        plugin_values = {k.partition(".")[2]: v for k, v in values.items() if k.startswith("plugins.")}
+        plain = {k: v for k, v in values.items() if "." not in k}
+        patched = attrs.evolve(self, **plain, plugins=attrs.evolve(self.plugins, **plugin_values), origins=origins)
+        patched._refuse_groups()
+        return patched
+
+    def _refuse_groups(self) -> None:
+        sizes = {key: self.get(key) for key in ("dp", "cp", "ep") if self.get(key) > 1}
+        if sizes:
+            asked = ", ".join(f"{key}={size}" for key, size in sizes.items())
+            raise NotSupported(
+                f"{asked} was asked for, and this release runs one device per engine",
+                reason="data, context and expert parallel groups are not part of this release",
+                remedy="leave " + " and ".join(f"--{key}" for key in sizes) + " out, and start one engine per device",
+                details=sizes,
+            )
+
+
+_SETTINGS: dict[str, Setting] = {}
+
+
+def settings_by_key() -> Mapping[str, Setting]:
+    """Every setting, in order of declaration; keys of ``[plugins]`` are dotted."""
+    if not _SETTINGS:
+        for owner, prefix in ((EngineConfig, ""), (PluginSettings, "plugins.")):
+            for declared in attrs.fields(owner):
+                if "setting" in declared.metadata:
+                    _SETTINGS[prefix + declared.name] = declared.metadata["setting"]
+    return _SETTINGS
+
+
+_Layer = dict[str, tuple[object, str, str]]  # key -> raw value, origin, source as a message names it
+
+
+def _from_environment(environ: Mapping[str, str]) -> tuple[_Layer, tuple[str, ...]]:
+    by_name = {declared.env_name(key): (key, declared) for key, declared in settings_by_key().items()}
+    layer: _Layer = {}
+    warnings: list[str] = []
+    for name in sorted(environ):
+        if not name.startswith(_ENV_PREFIX):
+            continue
+        if name not in by_name:
+            guess = nearest(name, by_name)
+            hint = f"; did you mean {guess}?" if guess else ""
+            warnings.append(f"W_ENV: {name} is not a setting, and is ignored{hint}")
+            continue
+        key, declared = by_name[name]
+        # Empty means "not set", except where an empty value says something: false, or an allow list that allows nobody.
+        if environ[name] == "" and declared.kind not in ("boolean", "names"):
+            continue
+        layer[key] = (environ[name], f"environment {name}", name)
+    return layer, tuple(warnings)
+
+
+def _from_file(path: Path) -> _Layer:
+    table = _read_toml(path)
+    flat: dict[str, object] = {}
+    for key, value in table.items():
+        if key == "plugins" and isinstance(value, dict):
+            flat.update({f"plugins.{inner}": item for inner, item in value.items()})
+        else:
+            flat[key] = value
+    known = settings_by_key()
+    unknown = [key for key in flat if key not in known]
+    if unknown:
+        listed = ", ".join(f"{key!r}{_guess(key)}" for key in unknown)
+        raise ConfigError(
+            f"{path}: unknown setting{'s' if len(unknown) > 1 else ''} {listed}",
+            reason="a misspelt setting would be ignored without a word",
+            remedy="correct or remove it; deepinfer generate --help lists the settings",
+            details={"unknown": unknown},
+        )
+    source = f"file {path}"
+    if isinstance(flat.get("model"), str) and flat["model"]:
+        flat["model"] = str(path.parent / str(flat["model"]))  # the file means the same from every working directory
+    return {key: (value, source, source) for key, value in flat.items()}
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes", remedy="give a settings file in TOML")
+        return tomllib.loads(data.decode("utf-8"))
+    except OSError as exc:
+        raise ConfigError(
+            f"cannot read the settings file {path}", reason=exc.strerror or str(exc), remedy="check --config"
+        ) from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path} is not TOML", reason=str(exc), remedy="correct the file") from exc
+
+
+def _from_flags(flags: Mapping[str, object], origin: str) -> _Layer:
+    known = settings_by_key()
+    for key in flags:
+        if key not in known:
+            raise ConfigError(
+                f"no setting named {key!r}{did_you_mean(key, known)}",
+                remedy="settings are: " + ", ".join(known),
+                details={"unknown": [key]},
+            )
+    layer: _Layer = {}
+    for key, raw in flags.items():
+        if raw is not None:
+            source = "--" + key.replace("_", "-") if origin == "flag" else f"{origin} {key}"
+            layer[key] = (raw, origin, source)
+    return layer
+
+
+def _guess(key: str) -> str:
+    guess = nearest(key, settings_by_key())
+    return f" (did you mean {guess!r}?)" if guess else ""
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys gathered into :class:`PluginSettings`."""
+    plugin_values = {key.partition(".")[2]: value for key, value in values.items() if key.startswith("plugins.")}
+    plain = {key: value for key, value in values.items() if "." not in key}
+    return {**plain, "plugins": PluginSettings(**plugin_values)}

@@ -1,0 +1,162 @@
+"""The hooks of plugin API 1.0. Hooks compose the engine; none is on the token path.
+
+A hook is called with keyword arguments, and an implementation may leave out any that it does not need. Every hook here
+has a first-party plugin that implements it (``spec/plugins.md`` 7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    from deepinfer_core.config import EngineConfig
+    from deepinfer_core.interfaces import Backend, Model, Sampler
+    from deepinfer_core.types import CacheSpec, HostInfo, ModelCard, ModelMatch, ProbeReport, SchedulerHints
+
+PROJECT = "deepinfer"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+# --- start ------------------------------------------------------------------------------------------------------
+
+
+@hookspec(historic=True)
+def deepinfer_configure(config: EngineConfig) -> None:
+    """See the settings of the engine.
+
+    Called once for each process, when the plugin is loaded; must not start a device.
+
+    :param config: All settings, frozen.
+
+    Historic: a plugin that loads later is called then. Any plugin may implement it. Since API 1.0.
+    """
+
+
+# --- backends ---------------------------------------------------------------------------------------------------
+
+
+@hookspec(firstresult=True)
+def deepinfer_backend_probe(name: str, host: HostInfo) -> ProbeReport | None:
+    """Say what this backend finds on the host.
+
+    Called once, in a child process with a limit of 5 s, before the backend is chosen. Creates no device context.
+
+    :param name: The backend's name.
+    :param host: Operating system, machine and Python of this host.
+    :returns: The report. A device that is present but cannot be used has ``present=True, usable=False`` and says why
+        in ``reasons``.
+
+    Asked only of the plugin that owns ``name``. Since API 1.0.
+    """
+
+
+@hookspec(firstresult=True)
+def deepinfer_backend_create(name: str, device: str | None, config: EngineConfig) -> Backend | None:
+    """Make the backend called ``name``.
+
+    Called once, in the process that runs the model. Heavy imports belong here, not at module level.
+
+    :param name: The backend's name.
+    :param device: The device asked for, e.g. ``cuda:0``; None leaves the choice to the backend.
+    :param config: All settings, frozen.
+    :returns: The backend, normally from ``deepinfer_core.interfaces.build_backend``. Raises BackendUnavailable (or
+        another of the refusals of ``spec/kernels.md`` 3.3) when the device cannot be used.
+
+    Stops at the first result. Asked only of the plugin that owns ``name``. Since API 1.0.
+    """
+
+
+# --- models -----------------------------------------------------------------------------------------------------
+
+
+@hookspec
+def deepinfer_model_match(card: ModelCard) -> ModelMatch | None:
+    """Say whether this plugin runs the model, and what it needs of a backend.
+
+    Called once for each plugin whose manifest lists the card's architecture. Reads no weights.
+
+    :param card: ``config.json`` of the checkpoint, parsed.
+    :returns: The match, or None. The highest score wins; equal scores are refused (E_MODEL_AMBIGUOUS).
+
+    Since API 1.0.
+    """
+
+
+@hookspec(firstresult=True)
+def deepinfer_cache_specs(match: ModelMatch, config: EngineConfig) -> Sequence[CacheSpec] | None:
+    """List the caches of the model: which pool each belongs to and what each layer keeps.
+
+    Called once, before the caches are allocated.
+
+    :param match: This plugin's own answer to ``deepinfer_model_match``.
+    :param config: All settings, frozen.
+    :returns: One spec for each cache; an empty sequence for a model without caches.
+
+    Asked only of the plugin that matched. Since API 1.0.
+    """
+
+
+@hookspec(firstresult=True)
+def deepinfer_model_create(match: ModelMatch, config: EngineConfig, backend: Backend) -> Model | None:
+    """Make the model, without weights; the core then calls ``load``.
+
+    Called once, in the process that runs the model, after the backend was checked against the requirements.
+
+    :param match: This plugin's own answer to ``deepinfer_model_match``.
+    :param config: All settings, frozen.
+    :param backend: The backend whose ops the model calls.
+    :returns: The model.
+
+    Stops at the first result. Asked only of the plugin that matched. Since API 1.0.
+    """
+
+
+# --- samplers and scheduling ------------------------------------------------------------------------------------
+
+
+@hookspec(firstresult=True)
+def deepinfer_sampler_create(name: str, params: Mapping[str, Any], vocab_size: int) -> Sampler | None:
+    """Make the sampler called ``name``.
+
+    Called once for each engine and sampler, in the process that runs the model.
+
+    :param name: The sampler's name.
+    :param params: Parameters of this sampler; empty for its defaults.
+    :param vocab_size: Logits width, after padding.
+    :returns: The sampler.
+
+    Stops at the first result. Asked only of the plugin that owns ``name``. Since API 1.0.
+    """
+
+
+@hookspec
+def deepinfer_scheduler_hints(match: ModelMatch, backend: Backend) -> SchedulerHints | None:
+    """Tell the scheduler what the model or the backend needs of it.
+
+    Called once for the plugins of the chosen model and backend, before the scheduler is made.
+
+    :param match: The chosen model's match.
+    :param backend: The chosen backend.
+    :returns: The hints, or None. A field left at its default asks for nothing; two plugins that ask for different
+        values of one field are refused.
+
+    Since API 1.0.
+    """
+
+
+# --- end --------------------------------------------------------------------------------------------------------
+
+
+@hookspec
+def deepinfer_shutdown(reason: str) -> None:
+    """Give back what the plugin holds.
+
+    Called once when the engine closes, in reverse order of loading. What it raises is logged and not passed on.
+
+    :param reason: ``closed``, ``error`` or ``interrupted``.
+
+    Since API 1.0.
+    """

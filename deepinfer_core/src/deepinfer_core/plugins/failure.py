@@ -1,0 +1,56 @@
+"""Turn whatever a plugin raised into a typed error that names the plugin, the phase, and the line to blame."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deepinfer_core.errors import DeepInferError, PluginError
+
+if TYPE_CHECKING:
+    from deepinfer_core.plugins.registry import PluginRecord
+
+MAX_TEXT = 500
+
+
+def plugin_failure(record: PluginRecord, phase: str, exc: BaseException) -> DeepInferError:
+    """The error for ``exc``, raised by the plugin's code in ``phase``.
+
+    A typed error of the plugin passes unchanged: it already says what failed and what to do.
+    """
+    if isinstance(exc, DeepInferError):
+        return exc
+    return PluginError(
+        f"{record.title} failed in {phase}: {exception_text(exc)}",
+        reason=f"raised at {blame(exc)}",
+        remedy=f"reinstall or update {record.distribution}, or leave it out with --no-plugin {record.name}",
+        details={"plugin": record.key, "distribution": record.distribution, "phase": phase},
+    )
+
+
+def exception_text(exc: BaseException) -> str:
+    """``OSError: libacme.so: cannot open``, on one line and of bounded length."""
+    text = " ".join(str(exc).split())
+    name = type(exc).__name__
+    line = f"{name}: {text}" if text else name
+    return line if len(line) <= MAX_TEXT else line[: MAX_TEXT - 3] + "..."
+
+
+def blame(exc: BaseException) -> str:
+    """``package/module.py:14`` of the innermost frame, or of the line that does not parse."""
+    if isinstance(exc, SyntaxError) and exc.filename:
+        return f"{short_path(exc.filename)}:{exc.lineno}"
+    frames = traceback.extract_tb(exc.__traceback__)
+    if not frames:
+        return "an unknown place"
+    last = frames[-1]
+    return f"{short_path(last.filename)}:{last.lineno}"
+
+
+def short_path(filename: str) -> str:
+    """The path relative to the import path entry that holds it (the longest one), else as it is."""
+    path = Path(filename)
+    holders = [entry for entry in sys.path if entry and path.is_relative_to(entry)]
+    return path.relative_to(max(holders, key=len)).as_posix() if holders else filename

@@ -1,0 +1,152 @@
+"""A typed front for the hooks: one method each, which checks what came back and names who returned it.
+
+pluggy checks argument names only. A wrong return type would surface far away, as an AttributeError in the step loop.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import attrs
+
+from deepinfer_core.config import EngineConfig
+from deepinfer_core.errors import DeepInferError, HookReturnError, PluginConflict
+from deepinfer_core.interfaces import Backend, Model, Sampler
+from deepinfer_core.plugins.failure import plugin_failure
+from deepinfer_core.plugins.manager import PluginManager
+from deepinfer_core.plugins.registry import PluginRecord
+from deepinfer_core.types import CacheSpec, ModelCard, ModelMatch, SchedulerHints
+
+T = TypeVar("T")
+
+
+class Hooks:
+    """Calls hooks of loaded plugins. Whatever a plugin raises comes out as a typed error of that plugin."""
+
+    def __init__(self, manager: PluginManager) -> None:
+        self.manager = manager
+
+    def backend_create(self, owner: PluginRecord, device: str | None, config: EngineConfig) -> Backend:
+        result = self._call(owner, "deepinfer_backend_create", name=owner.name, device=device, config=config)
+        return expect(result, Backend, hook="deepinfer_backend_create", owner=owner)  # type: ignore[type-abstract]
+
+    def model_match(self, owner: PluginRecord, card: ModelCard) -> ModelMatch | None:
+        results = self._call(owner, "deepinfer_model_match", card=card)
+        matches = [expect(item, ModelMatch, hook="deepinfer_model_match", owner=owner) for item in results]
+        if not matches:
+            return None
+        best = max(matches, key=lambda match: match.score)
+        return best if best.card is not None else attrs.evolve(best, card=card)
+
+    def cache_specs(self, owner: PluginRecord, match: ModelMatch, config: EngineConfig) -> tuple[CacheSpec, ...]:
+        hook = "deepinfer_cache_specs"
+        result = self._call(owner, hook, match=match, config=config)
+        if not isinstance(result, Sequence) or isinstance(result, str | bytes):
+            raise wrong_return(hook, owner, result, "a sequence of CacheSpec")
+        for item in result:
+            if not isinstance(item, CacheSpec):
+                raise wrong_return(hook, owner, result, f"a sequence of CacheSpec, got one with {type(item).__name__}")
+        return tuple(result)
+
+    def model_create(self, owner: PluginRecord, match: ModelMatch, config: EngineConfig, backend: Backend) -> Model:
+        result = self._call(owner, "deepinfer_model_create", match=match, config=config, backend=backend)
+        return expect(result, Model, hook="deepinfer_model_create", owner=owner)  # type: ignore[type-abstract]
+
+    def sampler_create(self, owner: PluginRecord, name: str, params: Mapping[str, Any], vocab_size: int) -> Sampler:
+        result = self._call(owner, "deepinfer_sampler_create", name=name, params=params, vocab_size=vocab_size)
+        return expect(result, Sampler, hook="deepinfer_sampler_create", owner=owner)  # type: ignore[type-abstract]
+
+    def scheduler_hints(self, owners: Sequence[PluginRecord], match: ModelMatch, backend: Backend) -> SchedulerHints:
+        """The hints of all owners, combined field by field."""
+        hook = "deepinfer_scheduler_hints"
+        given: list[tuple[PluginRecord, SchedulerHints]] = []
+        for owner in owners:
+            if self.manager.hook(owner, hook) is not None:
+                for item in self._call(owner, hook, match=match, backend=backend):
+                    given.append((owner, expect(item, SchedulerHints, hook=hook, owner=owner)))
+        return combine_hints(given)
+
+    def _call(self, owner: PluginRecord, hook: str, **arguments: Any) -> Any:
+        caller = self.manager.hook(owner, hook)
+        if caller is None:
+            raise wrong_return(hook, owner, None, "an implementation of it")
+        try:
+            with self.manager.calling(owner):
+                result = caller(**arguments)
+        except (Exception, SystemExit) as exc:
+            error = plugin_failure(owner, "create", exc)
+            if error is exc:
+                raise
+            raise error from exc
+        if self.manager.config.trace_hooks:
+            sys.stderr.write(f"hook {hook} of {owner.title} returned {type(result).__name__}\n")
+        return result
+
+
+def expect(result: object, wanted: type[T], *, hook: str, owner: PluginRecord) -> T:
+    """``result``, if it is a ``wanted``. Raises HookReturnError naming hook, plugin, and what is missing."""
+    if isinstance(result, wanted):
+        return result
+    needed = wanted.__name__
+    if getattr(wanted, "_is_protocol", False) and result is not None:
+        members = sorted(m for m in _protocol_members(wanted) if not hasattr(result, m))
+        needed += f" (it lacks {', '.join(members)})"
+    raise wrong_return(hook, owner, result, f"{'an' if needed[0] in 'AEIOU' else 'a'} {needed}")
+
+
+def _protocol_members(protocol: type) -> set[str]:
+    own = {name for name in vars(protocol) if not name.startswith("_")}
+    return own | set(getattr(protocol, "__annotations__", {}))
+
+
+def wrong_return(hook: str, owner: PluginRecord, result: object, wanted: str) -> DeepInferError:
+    got = "None" if result is None else type(result).__name__
+    return HookReturnError(
+        f"{hook} of {owner.name} returned {got}, expected {wanted}",
+        reason=f"{owner.title} does not follow plugin API 1.0",
+        remedy=f"ask the authors of {owner.distribution}, or install another release of it",
+        details={"hook": hook, "plugin": owner.key, "returned": got},
+    )
+
+
+_INPUT_RECORDS = ("InputMetadata", "InputMetadataV41")  # each extends the one before
+
+
+def combine_hints(given: Sequence[tuple[PluginRecord, SchedulerHints]]) -> SchedulerHints:
+    """One set of hints. A field at its default asks for nothing; limits take the least, the input record the richest.
+
+    :raises PluginConflict: when two plugins ask for different values of a field that has no order.
+    """
+    chosen: dict[str, tuple[Any, PluginRecord]] = {}
+    defaults = SchedulerHints()
+    for owner, hints in given:
+        for declared in attrs.fields(SchedulerHints):
+            name, value = declared.name, getattr(hints, declared.name)
+            if value is getattr(defaults, name) or (name != "ngram_table" and value == getattr(defaults, name)):
+                continue
+            if name not in chosen:
+                chosen[name] = (value, owner)
+                continue
+            chosen[name] = (_combined(name, chosen[name], value, owner), owner)
+    return attrs.evolve(defaults, **{name: value for name, (value, _) in chosen.items()})
+
+
+def _combined(name: str, held: tuple[Any, PluginRecord], value: Any, owner: PluginRecord) -> Any:
+    other, first = held
+    if name == "max_model_len":
+        return min(other, value)
+    if name == "backtrack":
+        return max(other, value)
+    if name == "inputs":
+        return max(other, value, key=_INPUT_RECORDS.index)
+    same = other is value if name == "ngram_table" else other == value
+    if same:
+        return value
+    raise PluginConflict(
+        f"{first.title} and {owner.title} ask the scheduler for different values of {name}",
+        reason=f"{first.name} asks for {other!r}, {owner.name} for {value!r}",
+        remedy="use another backend, or another model plugin",
+        details={"field": name},
+    )

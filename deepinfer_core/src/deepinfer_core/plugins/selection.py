@@ -1,0 +1,218 @@
+"""Step 6: choose the backend (``spec/plugins.md`` 9).
+
+::
+
+    explicit name: load only that plugin, skip steps 1 and 5; it works or the command fails
+    auto: 1 static  2 probe  3 arch  4 model  5 rank  6 none left: cpu, only if no accelerator is present
+
+The result and its reason are one line that the command prints.
+"""
+
+from __future__ import annotations
+
+import glob
+import platform
+import sys
+from collections.abc import Callable, Sequence
+
+from attrs import field, frozen
+
+from deepinfer_core.errors import (
+    BackendError,
+    BackendUnavailable,
+    PluginError,
+    UnsupportedArch,
+    UnsupportedFeature,
+    UnsupportedFormat,
+    UnsupportedOp,
+)
+from deepinfer_core.plugins.discovery import package_folders
+from deepinfer_core.plugins.manager import PluginManager
+from deepinfer_core.plugins.manifest import Requires
+from deepinfer_core.plugins.probe import ProbeOutcome, probe_all
+from deepinfer_core.plugins.registry import PluginRecord
+from deepinfer_core.plugins.requirements import Missing, features_met, missing_claims
+from deepinfer_core.types import ProbeReport, Requirements
+
+CPU = "cpu"
+Prober = Callable[[Sequence[PluginRecord]], list[ProbeOutcome]]
+
+
+@frozen
+class Selection:
+    """The chosen backend and why."""
+
+    record: PluginRecord
+    line: str
+    """``backend: cpu (auto: no accelerator present)``"""
+    report: ProbeReport | None = None
+    refused: tuple[tuple[str, str], ...] = field(default=())
+    """Backends that were not chosen: (name, reason)."""
+
+
+def select_backend(
+    manager: PluginManager, requirements: Requirements, *, prober: Prober = probe_all, present: str = ""
+) -> Selection:
+    """Choose by ``config.backend``. The chosen plugin is loaded, and not created yet.
+
+    :param requirements: What the model needs.
+    :param prober: Runs the probes; tests give a shorter limit.
+    :raises BackendError: exit status 3; names every backend that was considered, with its reason.
+    """
+    name = manager.config.backend
+    if name == "auto":
+        return _automatic(manager, requirements, prober)
+    return _explicit(manager, name, requirements, prober)
+
+
+def _explicit(manager: PluginManager, name: str, requirements: Requirements, prober: Prober) -> Selection:
+    record = manager.require("backend", name)
+    line = f"backend: {name} ({_asked_by(manager.config.origin('backend'))})"
+    if record.name == CPU:
+        return Selection(record, line)
+    if manager.hook(record, "deepinfer_backend_probe") is None:
+        _check_claims(record, requirements)
+        return Selection(record, line)
+    [outcome] = prober([record])
+    refusal = _unusable(outcome)
+    if refusal:
+        raise BackendUnavailable(
+            f"backend {name!r} was requested but cannot be used here",
+            reason=refusal,
+            remedy=(outcome.report.remedy if outcome.report else "") or f"repair {name}, or choose --backend cpu",
+            details={"backend": name, "reason": refusal},
+        )
+    report = outcome.report
+    wrong_arch = _wrong_arch(record, report)
+    if wrong_arch:
+        raise UnsupportedArch(
+            f"backend {name!r} has no kernels for this device",
+            reason=wrong_arch,
+            remedy=f"use a device of {', '.join(record.table.arch)}, or choose --backend cpu",
+            details={"backend": name, "supported": list(record.table.arch)},
+        )
+    _check_claims(record, requirements)
+    return Selection(record, line, report)
+
+
+def _automatic(manager: PluginManager, requirements: Requirements, prober: Prober) -> Selection:
+    candidates = [record for record in manager.registry.of_kind("backend") if record.name != CPU]
+    refused: list[tuple[str, str]] = []
+    to_probe: list[PluginRecord] = []
+    for record in candidates:
+        unmet = unmet_requires(record.table.requires)
+        if unmet:
+            refused.append((record.name, unmet))
+        else:
+            to_probe.append(record)
+    outcomes = prober(to_probe) if to_probe else []
+    usable: list[tuple[PluginRecord, ProbeReport]] = []
+    remedies: list[str] = []
+    for outcome in outcomes:
+        record, report = outcome.record, outcome.report
+        if outcome.plugin_failed:
+            record.end("failed", "probe", PluginError(f"{record.title}: {outcome.failure}"))
+        reason = _unusable(outcome) or _wrong_arch(record, report) or _lacks(record, requirements)
+        if reason or report is None:
+            refused.append((record.name, reason))
+            remedies += [report.remedy] if report and report.remedy else []
+        else:
+            usable.append((record, report))
+    preferred = requirements.features_preferred
+    usable.sort(key=lambda item: (-features_met(item[0].table, preferred), -item[1].score, item[0].name))
+    for record, report in usable:
+        if manager.load(record):
+            met = features_met(record.table, preferred)
+            why = f"auto: {len(usable)} usable of {len(candidates)}"
+            why += f"; met {met} preferred feature{'' if met == 1 else 's'}" if preferred else ""
+            why += f"; highest of score {report.score}, then name" if not preferred and len(usable) > 1 else ""
+            return Selection(record, f"backend: {record.name} ({why})", report, tuple(refused))
+        refused.append((record.name, record.reason))
+    if usable or any(outcome.device_present for outcome in outcomes):
+        raise _none_usable(refused, remedies)
+    return _fall_to_cpu(manager, refused, outcomes)
+
+
+def _fall_to_cpu(manager: PluginManager, refused: list[tuple[str, str]], outcomes: Sequence[ProbeOutcome]) -> Selection:
+    why = "auto: no accelerator present"
+    broken = sorted(
+        {record.name for record in manager.registry.of_kind("backend", usable=False) if _is_broken(record)}
+        | {outcome.record.name for outcome in outcomes if outcome.plugin_failed}
+    )
+    if broken:
+        why += f"; {len(broken)} unusable: {', '.join(broken)}"
+    return Selection(manager.require("backend", CPU), f"backend: cpu ({why})", None, tuple(refused))
+
+
+def _is_broken(record: PluginRecord) -> bool:
+    return record.name != CPU and record.state in ("invalid", "incompatible", "conflict", "failed")
+
+
+def _none_usable(refused: list[tuple[str, str]], remedies: list[str]) -> BackendError:
+    return BackendUnavailable(
+        "an accelerator is present, and no backend can use it for this model",
+        reason="\n          ".join(f"{name}: {reason}" for name, reason in refused),
+        remedy="; ".join([*dict.fromkeys(remedies), "or run on the processor with --backend cpu"]),
+        details={"refused": [list(item) for item in refused]},
+    )
+
+
+def unmet_requires(requires: Requires) -> str:
+    """Which static condition of a manifest does not hold on this host; empty when all do."""
+    if requires.os and not any(sys.platform.startswith(name) for name in requires.os):
+        return f"needs {' or '.join(requires.os)}, this is {sys.platform}"
+    if requires.machine and platform.machine() not in requires.machine:
+        return f"needs a {' or '.join(requires.machine)} processor, this is {platform.machine()}"
+    if requires.any_path and not any(glob.glob(pattern) for pattern in requires.any_path):
+        return f"no {' or '.join(requires.any_path)} here"
+    absent = [name for name in requires.modules if not package_folders(name.partition(".")[0])]
+    return f"needs the Python package{'s' if len(absent) > 1 else ''} {', '.join(absent)}" if absent else ""
+
+
+def _unusable(outcome: ProbeOutcome) -> str:
+    report = outcome.report
+    if report is None:
+        return outcome.failure
+    if report.present and report.usable:
+        return ""
+    return "; ".join(report.reasons) or ("device present but not usable" if report.present else "no device found")
+
+
+def _wrong_arch(record: PluginRecord, report: ProbeReport | None) -> str:
+    supported = record.table.arch
+    if report is None or not supported:
+        return ""
+    seen = {*report.devices, report.arch} - {""}
+    if seen & set(supported):
+        return ""
+    return f"found {', '.join(sorted(seen)) or 'no known architecture'}; kernels exist for {', '.join(supported)}"
+
+
+def _lacks(record: PluginRecord, requirements: Requirements) -> str:
+    missing = missing_claims(record.table, requirements)
+    return f"lacks {', '.join(missing.listed())}" if missing else ""
+
+
+def _check_claims(record: PluginRecord, requirements: Requirements) -> None:
+    missing = missing_claims(record.table, requirements)
+    if missing:
+        raise refuse_missing(record.name, "", missing)
+
+
+def refuse_missing(backend: str, arch: str, missing: Missing) -> BackendError:
+    """One error for everything that the backend lacks."""
+    kind = UnsupportedOp if missing.ops else UnsupportedFormat if missing.formats else UnsupportedFeature
+    return kind(
+        f"backend {backend!r}{f' ({arch})' if arch else ''} cannot run this model as configured",
+        reason="it lacks " + ", ".join(missing.listed()),
+        remedy="install a kernel pack or backend that offers these, or choose --backend cpu",
+        details={"backend": backend, "missing": missing.listed()},
+    )
+
+
+def _asked_by(origin: str) -> str:
+    if origin == "flag":
+        return "chosen by --backend"
+    if origin == "default":
+        return "default"
+    return f"chosen by {origin.removeprefix('environment ')}"
