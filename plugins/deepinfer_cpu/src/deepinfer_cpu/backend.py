@@ -1,0 +1,179 @@
+"""The backend object: op table, cache allocation, contract records as tensors."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from deepinfer_core.types import CacheSpec, Capabilities
+from torch import Tensor
+
+from deepinfer_cpu import formats
+from deepinfer_cpu.caches import ARENA_OF_POOL, CpuCaches, layout_of
+from deepinfer_cpu.contracts import shape_error
+from deepinfer_cpu.ops import (
+    attention,
+    cache,
+    compress,
+    engram,
+    gemm,
+    indexer,
+    meta,
+    mhc,
+    moe,
+    norm,
+    quant,
+    sampling,
+    transform,
+)
+
+DISTRIBUTION = "deepinfer-cpu"
+
+OPS: Mapping[str, Callable[..., Any]] = {
+    f"{group}.{op}": getattr(module, op)
+    for group, module, names in (
+        ("quant", quant, "cast_per_token dequantize prepare_weight"),
+        ("norm", norm, "rms"),
+        ("transform", transform, "fused rotary hadamard rope_table rope_rows"),
+        ("cache", cache, "alloc view store load_segments"),
+        ("compress", compress, "prefill decode state_copy"),
+        (
+            "meta",
+            meta,
+            "window_index_prefill window_index_decode compressed_index index_cat logical_to_slot block_tables "
+            "gather_rows decode_metadata",
+        ),
+        ("attn", attention, "sparse_prefill plan sparse_decode"),
+        ("index", indexer, "logits topk block_max restore"),
+        ("gemm", gemm, "dense grouped einsum_heads"),
+        ("moe", moe, "gate dispatch experts combine swiglu"),
+        ("mhc", mhc, "expand prepare pre post head"),
+        ("engram", engram, "prepare prepare_gate hash fetch gate"),
+        ("sample", sampling, "mask logprobs draw"),
+    )
+    for op in names.split()
+}
+ABSENT = ("attn.fused_prefill", "attn.fused_decode", "moe.mega", "sample.verify")
+"""Optional ops of the protocol that this backend does not have: their attributes are None."""
+
+
+def capabilities() -> Capabilities:
+    """What the cpu backend can do (``spec/kernels.md`` 3.2)."""
+    acts, weights = ("bf16", "f32", "e4m3"), ("bf16", "f32", "e4m3", "e2m1")
+    return Capabilities(
+        name="cpu",
+        device_type="cpu",
+        arch="cpu",
+        memory_bytes=_memory_bytes(),
+        dtypes=frozenset({"bf16", "f32"}),
+        gemm_formats=frozenset(
+            (a, w, "ue8m0" if w[0] == "e" or a[0] == "e" else "none") for a in acts for w in weights
+        ),
+        kv_formats=frozenset(formats.KV_FORMATS),
+        index_formats=frozenset(formats.INDEX_FORMATS),
+        sf_word="f32",
+        features=frozenset({"fp4_cache", "fp8_index_f32sf", "engram_host_storage", "deterministic_sampling"}),
+        determinism={"run_to_run": True, "batch_invariant": False, "cross_backend_sampler": True},
+        notes="every product dequantises its operands to fp32",
+    )
+
+
+def _memory_bytes() -> int:
+    """Physical memory of the host; 0 where the platform does not say."""
+    import os
+
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 0
+
+
+class CpuBackend:
+    """Implements ``deepinfer_core.interfaces.Backend`` with plain torch on the host."""
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self.capabilities = capabilities()
+        self.ops: Mapping[str, Callable[..., Any]] = OPS
+        self.plan: Mapping[str, str] = dict.fromkeys(OPS, DISTRIBUTION)
+        groups: dict[str, dict[str, Callable[..., Any] | None]] = {}
+        for op in ABSENT:
+            group, _, name = op.partition(".")
+            groups.setdefault(group, {})[name] = None
+        for op, function in OPS.items():
+            group, _, name = op.partition(".")
+            groups.setdefault(group, {})[name] = function
+        for group, members in groups.items():
+            setattr(self, group, SimpleNamespace(**members))
+
+    def unit_bytes(self, specs: Sequence[CacheSpec], pool: str) -> int:
+        """Bytes of one unit of ``pool``, padding included; a block counts main and index together."""
+        if pool not in ARENA_OF_POOL:
+            raise shape_error("backend.unit_bytes", "pool", f"one of {sorted(ARENA_OF_POOL)}", pool)
+        return layout_of(specs, ARENA_OF_POOL[pool]).stride
+
+    def alloc_caches(self, specs: Sequence[CacheSpec], units: Mapping[str, int]) -> CpuCaches:
+        """Zeroed memory for ``units[pool]`` units of each pool. Raises CapacityError."""
+        return CpuCaches(specs, units)
+
+    def bind_inputs(self, record: Any) -> Any:
+        """The same record with every array as a tensor that shares its memory (also inside dicts and lists)."""
+        bound = copy.copy(record)
+        for field in attrs.fields(type(record)):
+            value = getattr(record, field.name)
+            if value is not None:
+                setattr(bound, field.name, _bind(value))
+        return bound
+
+    def to_host(self, tensor: Any) -> Any:
+        """The values of ``tensor`` as a numpy array (bf16 comes as float32)."""
+        if not isinstance(tensor, Tensor):
+            return np.asarray(tensor)
+        tensor = tensor.detach()
+        return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+    def close(self) -> None:
+        """Nothing is held beyond ordinary objects. Idempotent."""
+
+
+def _bind(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value)
+    if isinstance(value, dict):
+        return {k: _bind(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_bind(v) for v in value]
+    return value
+
+
+def create(device: str | None = None, config: Any = None) -> CpuBackend:
+    """A ready backend. ``config.num_threads`` sets torch's thread count when given.
+
+    :raises ConfigError: ``device`` is something other than the host.
+    """
+    from deepinfer_core.errors import ConfigError
+
+    if device not in (None, "cpu", "cpu:0"):
+        raise ConfigError(
+            f"device '{device}' does not belong to backend 'cpu'",
+            reason="this backend computes on the host, its only device is 'cpu'",
+            remedy="leave the device unset, or choose the backend of that device",
+        )
+    threads = getattr(config, "num_threads", None)
+    if threads:
+        torch.set_num_threads(int(threads))
+    return CpuBackend()
+
+
+def signature(op: str) -> str:
+    """Parameters of ``op`` as text, the form used by ``schema/ops.toml``: names, order and defaults, no annotations."""
+    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in inspect.signature(OPS[op]).parameters.values()]
+    return str(inspect.Signature(parameters))

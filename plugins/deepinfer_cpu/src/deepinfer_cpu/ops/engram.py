@@ -1,0 +1,88 @@
+"""Engram: n-gram hashing, table rows, gated addition (``spec/model.md`` 2.3)."""
+
+from __future__ import annotations
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from deepinfer_cpu import rounding
+from deepinfer_cpu.contracts import shape_error
+
+GATE_FLOOR = 1e-6
+NORM_EPS = 1e-20
+
+
+@frozen(eq=False)
+class Table:
+    """One layer's table: E4M3 codes ``[rows, d]`` and E8M0 scales ``[rows, d / 32]``, as bytes."""
+
+    codes: Tensor
+    scales: Tensor
+
+
+def prepare(weight: Tensor, scale: Tensor) -> Table:
+    """A table from checkpoint tensors, shared, not copied: FP8 ``[rows, d]`` with E8M0 ``[rows, d / 32]``."""
+    if weight.dim() != 2 or scale.shape != (weight.shape[0], weight.shape[1] // 32):
+        raise shape_error("engram.prepare", "scale", f"[{weight.shape[0]}, {weight.shape[1] // 32}]", list(scale.shape))
+    return Table(weight.view(torch.uint8), scale.view(torch.uint8))
+
+
+def prepare_gate(q_weight: Tensor, k_weight: Tensor) -> Tensor:
+    """The product of the two norm weights, fp32 ``[c, H]``."""
+    return q_weight.float() * k_weight.float()
+
+
+def hash(ids: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tensor) -> Tensor:
+    """Table rows of each n-gram: int64 ``[T, columns]``.
+
+    :param ids: ``[T, G]``, column r the compressed id of the token r places back.
+    :param multipliers: int64 ``[G]``; ``primes``, ``offsets`` int64 ``[columns]``, n-gram order major, then head.
+    """
+    orders = ids.shape[1] - 1
+    if multipliers.shape[0] != ids.shape[1] or not orders or primes.shape[0] % orders:
+        raise shape_error("engram.hash", "ids", f"[T, {multipliers.shape[0]}]", list(ids.shape))
+    terms = ids.long() * multipliers
+    value = terms[:, 0]
+    values = []
+    for n in range(1, ids.shape[1]):
+        value = value ^ terms[:, n]
+        values.append(value)
+    hashed = torch.stack(values, dim=1).unsqueeze(2)
+    heads = primes.shape[0] // orders
+    return (hashed % primes.view(orders, heads) + offsets.view(orders, heads)).view(ids.shape[0], -1)
+
+
+def fetch(rows: Tensor, table: Table, *, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Dequantised rows side by side: ``[T, columns]`` -> ``[T, columns * d]``."""
+    flat = rows.reshape(-1)
+    values = rounding.decode_e4m3(table.codes.index_select(0, flat))
+    scales = rounding.decode_e8m0(table.scales.index_select(0, flat))
+    values = values.view(*scales.shape, -1).mul_(scales.unsqueeze(-1))
+    return values.view(rows.shape[0], -1).to(dtype)
+
+
+def gate(x: Tensor, kv: Tensor, params: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """``X_j + g_j v``, g from the normalised dot product of stream and key; ``[T, c, H]`` in the dtype of ``x``.
+
+    :param kv: ``[T, (c + 1) * H]``: c keys, stream-major, then the shared value.
+    :param params: of :func:`prepare_gate`. :param mask: bool ``[T]``, False (an image row) leaves the row as it is.
+    """
+    tokens, c, width = x.shape
+    if kv.shape != (tokens, (c + 1) * width):
+        raise shape_error("engram.gate", "kv", f"[{tokens}, {(c + 1) * width}]", list(kv.shape))
+    xf, kvf = x.float(), kv.float()
+    keys, value = kvf[:, : c * width].view(tokens, c, width), kvf[:, c * width :].unsqueeze(1)
+    rx = (xf * xf).mean(-1).add_(NORM_EPS).rsqrt_()
+    rk = (keys * keys).mean(-1).add_(NORM_EPS).rsqrt_()
+    dot = (xf * params * keys).sum(-1).mul_(rx).mul_(rk).mul_(width**-0.5)
+    g = gate_of(dot)
+    if mask is not None:
+        g = g * mask.unsqueeze(1)
+    return torch.addcmul(xf, g.unsqueeze(2), value).to(x.dtype)
+
+
+def gate_of(dot: Tensor) -> Tensor:
+    """``sigmoid(sign(d) * sqrt(max(|d|, 1e-6)))``, the sign of a zero counting as a sign."""
+    root = torch.copysign(dot.abs().clamp_(min=GATE_FLOOR).sqrt_(), dot)
+    return torch.exp(-root).add_(1.0).reciprocal_()

@@ -1,0 +1,112 @@
+"""Matrix products: dequantised fp32 operands, fp32 accumulation, one rounding (``spec/kernels.md`` 2.6).
+
+A product of one row is computed as two rows: the library takes another path (and another summation order) for a
+single row than for several, and a row's bits must not depend on how many others are beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from deepinfer_cpu.contracts import shape_error
+from deepinfer_cpu.tensors import PreparedWeight, QuantTensor
+
+
+def product(a: Tensor, matrix: Tensor) -> Tensor:
+    """fp32 ``[M, K] @ [K, N]`` with M >= 2 rows inside."""
+    if a.shape[0] == 1:
+        return torch.mm(a.expand(2, -1), matrix)[:1]
+    return torch.mm(a, matrix)
+
+
+def operand(a: Tensor | QuantTensor) -> tuple[Tensor, torch.dtype]:
+    """fp32 values of an activation, and the dtype that a result takes by default."""
+    if isinstance(a, QuantTensor):
+        return a.values, torch.bfloat16
+    return (a if a.dtype == torch.float32 else a.float()), a.dtype
+
+
+def dense(
+    a: Tensor | QuantTensor,
+    w: PreparedWeight,
+    *,
+    out_dtype: torch.dtype | None = None,
+    acc: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """``a`` ``[..., K]`` times ``w`` ``[K, N]`` -> ``[..., N]``.
+
+    :param out_dtype: None keeps the dtype of ``a`` (bf16 for a QuantTensor).
+    :param acc: fp32 ``[..., N]`` added before rounding.
+    """
+    values, dtype = operand(a)
+    matrix = w.matrix
+    if matrix.dim() != 2 or values.shape[-1] != matrix.shape[0]:
+        raise shape_error("gemm.dense", "a", f"[..., {matrix.shape[-2]}] for weight {w.name}", list(values.shape))
+    if values.dim() == 2:
+        y = product(values, matrix)
+    else:
+        y = product(values.reshape(-1, values.shape[-1]), matrix).view(*values.shape[:-1], matrix.shape[1])
+    if acc is not None:
+        y = y + acc
+    if out is not None:
+        return out.copy_(y)
+    wanted = dtype if out_dtype is None else out_dtype
+    return y if wanted == torch.float32 else y.to(wanted)
+
+
+def grouped(
+    a: Tensor | QuantTensor,
+    w: PreparedWeight,
+    seg_ends: Tensor | Sequence[int],
+    *,
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Rows of ``a`` ``[M, K]`` sorted by group: group g owns rows ``[seg_ends[g-1], seg_ends[g])`` -> ``[M, N]``.
+
+    ``w`` is a stack ``[E, K, N]``. Rows past the last segment are zero.
+    """
+    values, dtype = operand(a)
+    ends = seg_ends.tolist() if isinstance(seg_ends, Tensor) else list(seg_ends)
+    matrix = w.matrix
+    if matrix.dim() != 3 or values.shape[-1] != matrix.shape[1]:
+        raise shape_error("gemm.grouped", "a", f"[M, {matrix.shape[-2]}] for weight {w.name}", list(values.shape))
+    if len(ends) != matrix.shape[0]:
+        raise shape_error("gemm.grouped", "seg_ends", f"{matrix.shape[0]} segments", len(ends))
+    y = torch.zeros(values.shape[0], matrix.shape[2])
+    begin = 0
+    for group, end in enumerate(ends):
+        if end > begin:
+            y[begin:end] = product(values[begin:end], matrix[group])
+        begin = end
+    if out is not None:
+        return out.copy_(y)
+    return y.to(dtype if out_dtype is None else out_dtype)
+
+
+def einsum_heads(
+    a: Tensor | QuantTensor, w: PreparedWeight, *, out_fp8: bool = False, out: Tensor | None = None
+) -> Tensor | QuantTensor:
+    """``z[t, g] = a[t, g] @ w[g]``: ``a`` ``[T, G, K]``, ``w`` ``[G, K, N]`` -> ``[T, G, N]`` in the dtype of ``a``.
+
+    ``out_fp8`` quantises the result (E4M3, UE8M0, groups of 32).
+    """
+    from deepinfer_cpu.ops.quant import cast_per_token  # a sibling op, only for this option
+
+    values, dtype = operand(a)
+    matrix = w.matrix
+    if matrix.dim() != 3 or values.dim() != 3 or values.shape[1:] != matrix.shape[:2]:
+        raise shape_error(
+            "gemm.einsum_heads", "a", f"[T, {', '.join(map(str, matrix.shape[:-1]))}]", list(values.shape)
+        )
+    rows = values.shape[0]
+    if rows == 1:
+        values = values.expand(2, -1, -1)
+    y = torch.bmm(values.transpose(0, 1), matrix).transpose(0, 1)[:rows].to(dtype)
+    if out_fp8:
+        return cast_per_token(y)
+    return y if out is None else out.copy_(y)

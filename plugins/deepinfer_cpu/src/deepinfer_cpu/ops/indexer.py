@@ -1,0 +1,189 @@
+"""The indexer: scores of compressed keys, selection, candidate blocks (``spec/model.md`` 2.7, ``spec/kernels.md`` 2.4)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepinfer_cpu.caches import CacheView
+from deepinfer_cpu.contracts import shape_error
+from deepinfer_cpu.ops import cache
+from deepinfer_cpu.tensors import QuantTensor
+
+SCORE_VALUES = 1 << 22
+"""Scores per head held at once; more rows are done in turns."""
+
+
+def _values(x: Tensor | QuantTensor) -> Tensor:
+    return x.values if isinstance(x, QuantTensor) else x.float()
+
+
+def logits(
+    q: Tensor | QuantTensor,
+    weights: Tensor,
+    keys: Tensor | QuantTensor | CacheView,
+    *,
+    span: tuple[Tensor, Tensor] | None = None,
+    context_lens: Tensor | None = None,
+    block_table: Tensor | None = None,
+    max_k: int | None = None,
+    candidates: Tensor | None = None,
+    block: int = 8,
+    out: Tensor | None = None,
+) -> Tensor:
+    """``sum_h relu(q_h . key) * weights_h`` in fp32, ``[T, max_k]``; column c is the c-th visible key, the rest -inf.
+
+    Prefill: ``keys`` are gathered rows ``[S, d]`` and ``span`` = (ks, ke) int32 ``[T]`` names each row's keys. Decode:
+    ``keys`` is a CacheView, ``context_lens`` int32 ``[T]`` counts visible entries, ``block_table`` int32 ``[T, MB]``.
+
+    :param q: ``[T, heads, d]``; ``weights`` ``[T, heads]`` with all factors in it.
+    :param max_k: columns; None means the longest row.
+    :param candidates: int32 ``[T, nb]`` of ``block``-sized blocks, -1 none: other columns become -inf.
+    """
+    query, w = _values(q), weights.float()
+    if query.dim() != 3 or w.shape != query.shape[:2]:
+        raise shape_error("index.logits", "weights", f"{list(query.shape[:2])}", list(w.shape))
+    if isinstance(keys, CacheView):
+        if context_lens is None or block_table is None:
+            raise shape_error("index.logits", "context_lens, block_table", "given with a cache view", None)
+        scores = _paged(query, w, keys, context_lens, block_table, max_k)
+    else:
+        if span is None:
+            raise shape_error("index.logits", "span", "given with gathered keys", None)
+        scores = _spans(query, w, _values(keys), span[0].numpy(), span[1].numpy(), max_k)
+    if candidates is not None:
+        scores.masked_fill_(~candidate_mask(candidates, scores.shape[1], block), -math.inf)
+    return scores if out is None else out.copy_(scores)
+
+
+def _spans(query: Tensor, w: Tensor, keys: Tensor, ks: cache.Slots, ke: cache.Slots, max_k: int | None) -> Tensor:
+    lengths = ke - ks
+    width = int(lengths.max(initial=0)) if max_k is None else max_k
+    scores = torch.full((query.shape[0], width), -math.inf)
+    # Rows with a common first key form one product; in a prefill batch these are the rows of a sequence.
+    cuts = np.flatnonzero(np.diff(ks, prepend=ks[:1] - 1, append=ks[-1:] - 1)) if ks.size else []
+    columns = torch.arange(width)
+    for begin, end in zip(cuts[:-1], cuts[1:], strict=True):
+        longest = int(lengths[begin:end].max())
+        if longest <= 0:
+            continue
+        own = keys[int(ks[begin]) : int(ks[begin]) + longest].t()
+        step = max(1, SCORE_VALUES // (query.shape[1] * longest))
+        for at in range(begin, end, step):
+            rows = slice(at, min(at + step, end))
+            scores[rows, :longest] = _score(query[rows], w[rows], own)
+    return scores.masked_fill_(columns >= torch.from_numpy(lengths).unsqueeze(1), -math.inf)
+
+
+def _score(query: Tensor, w: Tensor, keys: Tensor) -> Tensor:
+    """``[T, h, d]`` x ``[d, S]`` (or ``[T, d, S]``) -> ``[T, S]``."""
+    heads = torch.matmul(query, keys).relu_()
+    return torch.bmm(w.unsqueeze(1), heads).squeeze(1)
+
+
+def _paged(
+    query: Tensor, w: Tensor, view: CacheView, context_lens: Tensor, block_table: Tensor, max_k: int | None
+) -> Tensor:
+    lengths = context_lens.numpy()
+    width = int(lengths.max(initial=0)) if max_k is None else max_k
+    longest = min(width, int(lengths.max(initial=0)))
+    scores = torch.full((query.shape[0], width), -math.inf)
+    if longest == 0:
+        return scores
+    entry = np.arange(longest)
+    page, rest = entry // view.page, entry % view.page
+    slots = block_table.numpy()[:, page] * view.page + rest
+    hidden = entry >= lengths[:, None]
+    slots[hidden] = 0
+    step = max(1, SCORE_VALUES // (longest * view.width))
+    for at in range(0, query.shape[0], step):
+        rows = slice(at, at + step)
+        found = cache.gather(view, slots[rows].reshape(-1)).view(-1, longest, view.width)
+        scores[rows, :longest] = _score(query[rows], w[rows], found.transpose(1, 2))
+    scores[:, :longest].masked_fill_(torch.from_numpy(hidden), -math.inf)
+    return scores
+
+
+def candidate_mask(candidates: Tensor, width: int, block: int) -> Tensor:
+    """bool ``[T, width]``: which columns lie in a candidate block."""
+    blocks = -(-width // block)
+    chosen = torch.zeros(candidates.shape[0], blocks + 1, dtype=torch.bool)
+    chosen.scatter_(1, candidates.long().where(candidates >= 0, blocks).clamp_(max=blocks), True)
+    return chosen[:, :blocks].repeat_interleave(block, dim=1)[:, :width]
+
+
+def topk(
+    scores: Tensor,
+    k: int,
+    *,
+    end: Tensor,
+    offset: Tensor | None = None,
+    want_values: bool = False,
+    out: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The best ``min(k, end)`` columns of each row by (score descending, position ascending), in ascending order.
+
+    :param scores: ``[T, n]``; a column at or past ``end`` int32 ``[T]``, of -inf or NaN is never chosen.
+    :param offset: int32 ``[T]`` added to the chosen positions.
+    :returns: int32 ``[T, k]``, -1 padded at the end; with ``want_values`` also their scores (-inf in the padding).
+    """
+    if scores.dim() != 2 or end.shape[0] != scores.shape[0]:
+        raise shape_error("index.topk", "end", f"[{scores.shape[0]}]", list(end.shape))
+    rows, n = scores.shape
+    column = torch.arange(n, dtype=torch.int32)
+    open_ = (column < end.unsqueeze(1)) & (scores > -math.inf)
+    if n > k:
+        visible = scores.masked_fill(~open_, -math.inf)
+        cut = visible.topk(k, dim=1, sorted=True).values[:, -1:]
+        above = visible > cut
+        # Equal scores at the cut: the lower positions fill what is left.
+        tied = (visible == cut) & open_
+        left = k - above.sum(1, keepdim=True)
+        open_ = above | (tied & (tied.cumsum(1) <= left))
+    place = torch.where(open_, open_.cumsum(1) - 1, k)
+    found = torch.full((rows, k + 1), -1, dtype=torch.int32)
+    found.scatter_(1, place, column.expand(rows, n))
+    chosen = found[:, :k].contiguous()
+    values = None
+    if want_values:
+        values = scores.float().gather(1, chosen.long().clamp_(min=0)) if n else torch.zeros(rows, k)
+        values = values.masked_fill(chosen < 0, -math.inf)
+    if offset is not None:
+        chosen = torch.where(chosen < 0, chosen, chosen + offset.unsqueeze(1))
+    if out is not None:
+        chosen = out.copy_(chosen)
+    return chosen if values is None else (chosen, values)
+
+
+def block_max(scores: Tensor, valid: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """Largest visible score of each block ``[T, nb]``; the block of the newest visible entry becomes +inf.
+
+    :param valid: int32 ``[T]``, visible columns of each row.
+    :returns: fp32 block scores (-inf: nothing visible) and int32 ``[T]`` counts of blocks that have a visible entry.
+    """
+    rows, n = scores.shape
+    blocks = -(-n // block)
+    padded = torch.full((rows, blocks * block), -math.inf)
+    padded[:, :n] = scores
+    padded.masked_fill_(torch.arange(blocks * block) >= valid.unsqueeze(1), -math.inf)
+    best = padded.view(rows, blocks, block).amax(2) if blocks else padded.view(rows, 0)
+    best = best.clamp_(max=torch.finfo(torch.bfloat16).max)
+    counts = (valid + (block - 1)).div(block, rounding_mode="floor").to(torch.int32)
+    newest = torch.arange(blocks) == (counts - 1).unsqueeze(1)
+    return best.masked_fill_(newest, math.inf), counts
+
+
+def restore(compact: Tensor, candidates: Tensor, block: int, *, offset: Tensor | None = None) -> Tensor:
+    """Compact positions ``[T, k]`` inside the candidate blocks ``[T, nb]`` -> positions, in place; missing -> -1."""
+    position = compact.long()
+    which = position.div(block, rounding_mode="floor")
+    missing = (position < 0) | (which >= candidates.shape[1])
+    chosen = candidates.long().gather(1, which.masked_fill(missing, 0))
+    missing |= chosen < 0
+    restored = chosen * block + position % block
+    if offset is not None:
+        restored += offset.unsqueeze(1)
+    return compact.copy_(restored.masked_fill_(missing, -1))

@@ -1,0 +1,193 @@
+"""Mixture of experts on one rank: gate, dispatch, experts, combine (``spec/model.md`` 2.9, ``spec/kernels.md`` 2.7)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from attrs import frozen
+from deepinfer_core.errors import UnsupportedFeature
+from torch import Tensor
+
+from deepinfer_cpu.contracts import shape_error
+from deepinfer_cpu.ops.gemm import operand, product
+from deepinfer_cpu.ops.quant import cast_per_token
+from deepinfer_cpu.tensors import PreparedWeight, QuantTensor
+
+CAST = ("e4m3", 32, "ue8m0")
+
+
+@frozen(eq=False)
+class Handle:
+    """What combine needs of a dispatch: row of each (token, choice) in ascending expert id, -1 for a masked one."""
+
+    rows: Tensor
+    tokens: int
+    masked: bool
+    dtype: torch.dtype
+
+
+@frozen(eq=False)
+class Dispatched:
+    """Rows sorted by (expert, token). ``segments``: (expert, begin, end) of each expert that has rows."""
+
+    x: Tensor
+    weight: Tensor
+    segments: tuple[tuple[int, int, int], ...]
+    handle: Handle
+
+
+def sqrt_softplus(logits: Tensor) -> Tensor:
+    """``sqrt(softplus(z))`` in fp32, softplus(z) = z above 20."""
+    z = logits.numpy()
+    # NumPy's log1p and exp give an element the same bits wherever it stands; torch's softplus does not.
+    soft = np.log1p(np.exp(np.minimum(z, np.float32(20.0))))
+    return torch.from_numpy(np.sqrt(np.where(z > 20.0, z, soft)))
+
+
+def gate(
+    x: Tensor,
+    w: PreparedWeight,
+    bias: Tensor,
+    *,
+    k: int,
+    scale: float,
+    temperature: float = 1.0,
+    bias_image: Tensor | None = None,
+    image_rows: Tensor | None = None,
+    mask: Tensor | None = None,
+    force_random: Tensor | None = None,
+    placement: object | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Choose ``k`` experts a token: the best of score + bias, lower id first among equals.
+
+    :param x: ``[T, H]``; ``w`` ``[H, E]``; ``bias`` fp32 ``[E]``, or ``bias_image`` on rows where ``image_rows``.
+    :param mask: bool ``[T]``, False gives ids -1 and weights 0.
+    :returns: int64 ``[T, k]`` in order of choice, and fp32 weights: scores over their sum, times ``scale``.
+    :raises UnsupportedFeature: ``force_random`` or ``placement`` (expert replicas) is asked for.
+    """
+    if placement is not None or force_random is not None:
+        raise UnsupportedFeature(
+            "moe.gate: expert replicas and forced random routing are not offered by backend 'cpu'",
+            reason="both serve load balancing over several devices; this backend runs on one",
+            remedy="leave 'placement' and 'force_random' unset",
+        )
+    logits = product(x if x.dtype == torch.float32 else x.float(), w.matrix)
+    if temperature != 1.0:
+        logits = logits / temperature
+    scores = sqrt_softplus(logits)
+    ranked = scores + bias
+    if image_rows is not None and bias_image is not None:
+        ranked = torch.where(image_rows.unsqueeze(1), scores + bias_image, ranked)
+    idx = ranked.sort(dim=1, descending=True, stable=True).indices[:, :k]
+    chosen = scores.gather(1, idx)
+    weight = chosen.div_(chosen.sum(1, keepdim=True).add_(1e-20)).mul_(scale)
+    if mask is not None:
+        off = ~mask.unsqueeze(1)
+        idx, weight = idx.masked_fill(off, -1), weight.masked_fill_(off, 0.0)
+    return idx, weight
+
+
+def dispatch(
+    x: Tensor | QuantTensor, idx: Tensor, weight: Tensor, *, group: object | None = None, align: int = 1
+) -> Dispatched:
+    """Sort (token, choice) pairs by expert, tokens in order. ``x`` ``[T, H]``, ``idx`` int64 ``[T, k]`` (-1 masked).
+
+    :raises UnsupportedFeature: ``group`` names more than this rank.
+    """
+    if group is not None:
+        raise UnsupportedFeature(
+            "moe.dispatch: expert groups over several devices are not offered by backend 'cpu'",
+            reason="this backend runs on one device",
+            remedy="run with --ep 1",
+        )
+    if idx.shape != weight.shape or idx.shape[0] != x.shape[0]:
+        raise shape_error("moe.dispatch", "idx, weight", f"[{x.shape[0]}, k] both", (idx.shape, weight.shape))
+    values, dtype = operand(x)
+    tokens, k = idx.shape
+    flat = idx.numpy().reshape(-1)
+    order = np.argsort(flat, kind="stable")
+    experts = flat[order]
+    masked = int(np.searchsorted(experts, 0))
+    order, experts = order[masked:], experts[masked:]
+    cuts = np.flatnonzero(np.diff(experts, prepend=-1)).tolist()
+    bounds = [*cuts[1:], len(order)]
+    segments = tuple((int(experts[b]), b, e) for b, e in zip(cuts, bounds, strict=True))
+    rows = np.full(tokens * k, -1, dtype=np.int64)
+    rows[order] = np.arange(len(order))
+    rows = np.sort(rows.reshape(tokens, k), axis=1)  # ascending row = ascending expert id
+    pairs = torch.from_numpy(order)
+    handle = Handle(rows=torch.from_numpy(rows), tokens=tokens, masked=masked > 0, dtype=dtype)
+    chosen = values.index_select(0, torch.from_numpy(order // k))
+    return Dispatched(x=chosen, weight=weight.reshape(-1).index_select(0, pairs), segments=segments, handle=handle)
+
+
+def swiglu(
+    x: Tensor,
+    *,
+    clamp: float,
+    weight: Tensor | None = None,
+    cast: tuple[str, int, str] | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor | QuantTensor:
+    """``silu(min(g, clamp)) * clip(u, -clamp, clamp) * weight`` of ``x`` = [g | u] ``[T, 2I]``, fp32, one rounding.
+
+    :param clamp: 0 turns the limits off. :param weight: fp32 ``[T]``.
+    :param cast: quantise the rounded result. :param dtype: None keeps that of ``x``.
+    """
+    half = x.shape[-1] // 2
+    xf = x if x.dtype == torch.float32 else x.float()
+    g, u = xf[..., :half], xf[..., half:]
+    if clamp:
+        g, u = g.clamp(max=clamp), u.clamp(-clamp, clamp)
+    # Not torch's silu: its last elements in a vector take another exp, so bits would depend on the position.
+    y = g / torch.exp(-g).add_(1.0) * u
+    if weight is not None:
+        y = y * weight.unsqueeze(-1)
+    y = y.to(x.dtype if dtype is None else dtype)
+    return y if cast is None else cast_per_token(y, fmt=cast[0], group=cast[1], sf=cast[2])
+
+
+def experts(
+    d: Dispatched,
+    w1: PreparedWeight,
+    w2: PreparedWeight,
+    *,
+    clamp: float,
+    cast: tuple[str, int, str] | None = CAST,
+) -> Tensor:
+    """Rows of ``d`` through their experts: gate|up, SwiGLU times the routing weight, quantise, down.
+
+    ``w1`` is a stack ``[E, H, 2I]`` (gate columns, then up), ``w2`` ``[E, I, H]``. ``cast`` None (mode ``exact``) leaves
+    the hidden values unquantised. :returns: ``[M, H]`` in the dtype of the dispatched tokens.
+    """
+    if w1.matrix.shape[1] != d.x.shape[1] or w2.matrix.shape[1] * 2 != w1.matrix.shape[2]:
+        raise shape_error("moe.experts", "w1, w2", f"[E, {d.x.shape[1]}, 2I], [E, I, H]", (w1.shape, w2.shape))
+    up = _segments(d.x, w1.matrix, d.segments)
+    if d.handle.dtype != torch.float32:
+        up = up.to(d.handle.dtype)
+    hidden, _ = operand(swiglu(up, clamp=clamp, weight=d.weight, cast=cast))
+    return _segments(hidden, w2.matrix, d.segments).to(d.handle.dtype)
+
+
+def _segments(x: Tensor, matrix: Tensor, segments: tuple[tuple[int, int, int], ...]) -> Tensor:
+    parts = [product(x[begin:end], matrix[expert]) for expert, begin, end in segments]
+    if not parts:
+        return x.new_zeros(0, matrix.shape[2])
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def combine(y: Tensor, handle: Handle, *, bias: Tensor | None = None) -> Tensor:
+    """Sum each token's expert rows in fp32 in ascending expert id, then ``bias`` ``[T, H]`` (the shared expert's
+    output); one rounding to the dtype of the dispatched tokens."""
+    yf = y if y.dtype == torch.float32 else y.float()
+    rows = handle.rows
+    if handle.masked:
+        yf = torch.cat([yf, yf.new_zeros(1, yf.shape[1])])  # row -1: adds nothing
+        rows = rows.masked_fill(rows < 0, yf.shape[0] - 1)
+    picked = yf.index_select(0, rows.view(-1)).view(handle.tokens, rows.shape[1], yf.shape[1])
+    total = picked[:, 0]
+    for choice in range(1, rows.shape[1]):
+        total = total + picked[:, choice]
+    if bias is not None:
+        total = total + bias
+    return total.to(handle.dtype)

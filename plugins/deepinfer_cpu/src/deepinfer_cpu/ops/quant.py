@@ -1,0 +1,147 @@
+"""Group quantisation of activations, and preparation of checkpoint weights (``spec/kernels.md`` 1.1, 2.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from deepinfer_cpu import rounding
+from deepinfer_cpu.contracts import shape_error
+from deepinfer_cpu.tensors import PreparedWeight, QuantTensor
+
+WEIGHT_BLOCK = 32
+FORMATS = {("e4m3", "ue8m0"), ("e2m1", "ue8m0"), ("e2m1", "e4m3"), ("e4m3", "f32"), ("e2m1", "f32")}
+
+
+def cast_per_token(
+    x: Tensor,
+    *,
+    fmt: str = "e4m3",
+    group: int = 32,
+    sf: str = "ue8m0",
+    layout: str = "gemm",
+    out: QuantTensor | None = None,
+) -> QuantTensor:
+    """Quantise ``x`` ``[..., K]`` (bf16 or fp32) in groups of ``group`` along K.
+
+    Q8 of ``spec/model.md`` 2.0 is ``("e4m3", 32, "ue8m0")``, Q4mx ``("e2m1", 32, "ue8m0")``, Q4nv ``("e2m1", 16, "e4m3")``.
+    ``layout`` names the scale layout a product wants; here every layout is plain rows.
+
+    :raises ShapeContractError: K is not a multiple of ``group``, or the pair (``fmt``, ``sf``) does not exist.
+    """
+    width = x.shape[-1]
+    if width % group:
+        raise shape_error("quant.cast_per_token", "x", f"a last dimension that is a multiple of {group}", width)
+    xf = x if x.dtype == torch.float32 else x.float()
+    grouped = xf.reshape(*x.shape[:-1], width // group, group)
+    amax = grouped.abs().amax(-1, keepdim=True)
+    if sf == "ue8m0":
+        if fmt == "e4m3":
+            scale = rounding.pow2_ceil(amax.clamp_(min=rounding.AMAX_FLOOR_E4M3).div_(rounding.E4M3_MAX))
+        else:
+            scale = rounding.pow2_ceil(amax.clamp_(min=rounding.AMAX_FLOOR_E2M1).div_(rounding.E2M1_MAX))
+        scaled = grouped / scale  # exact: a power of two
+    elif sf == "e4m3" and fmt == "e2m1":
+        amax = amax.clamp_(min=rounding.AMAX_FLOOR_E2M1_E4M3).mul_(rounding.SIXTH).clamp_(max=rounding.E4M3_MAX)
+        scale = rounding.round_e4m3(amax)
+        # The stored, rounded scale divides, as a multiplication by its fp32 reciprocal: |x / s| may pass 6.
+        scaled = (grouped * scale.reciprocal()).clamp_(-rounding.E2M1_MAX, rounding.E2M1_MAX)
+    elif sf == "f32":
+        top = rounding.E4M3_MAX if fmt == "e4m3" else rounding.E2M1_MAX
+        amax = amax.clamp_(min=rounding.AMAX_FLOOR_E4M3 if fmt == "e4m3" else rounding.AMAX_FLOOR_E2M1)
+        scale = amax / top
+        scaled = (grouped * (top / amax)).clamp_(-top, top)
+    else:
+        raise shape_error("quant.cast_per_token", "fmt, sf", f"one of {sorted(FORMATS)}", (fmt, sf))
+    rounded = rounding.round_e4m3(scaled) if fmt == "e4m3" else rounding.round_e2m1(scaled)
+    values = rounded.mul_(scale).view(x.shape)
+    result = QuantTensor(values=values, fmt=fmt, group=group, sf_kind=sf, scaled=scaled, scale=scale)
+    if out is not None:
+        out.values.copy_(values)
+        out.data.copy_(result.data)
+        out.sf.copy_(result.sf)
+        return out
+    return result
+
+
+def dequantize(q: QuantTensor, *, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """The values of ``q`` as ``dtype``."""
+    return q.values.to(dtype)
+
+
+def dequantize_weight(name: str, w: Tensor, sf: Tensor | None) -> Tensor:
+    """A checkpoint weight as fp32 ``[out, in]`` (``spec/model.md`` 3): E4M3 with 32x32 E8M0 blocks, packed E2M1 with
+    E8M0 groups of 32 along the inputs, or a plain float tensor without ``sf``.
+
+    :raises ShapeContractError: the scale grid does not belong to the weight (a transposed one is refused, also where
+        the weight is square: shapes are compared exactly and only a square grid could pass for its own transpose).
+    """
+    if sf is None:
+        if not w.dtype.is_floating_point or w.element_size() == 1:
+            raise shape_error("quant.prepare_weight", name, "a scale tensor beside a quantised weight", w.dtype)
+        return w.float()
+    codes = sf.view(torch.uint8)
+    if w.dtype == torch.float8_e4m3fn:
+        rows, columns = w.shape
+        expected = (-(-rows // WEIGHT_BLOCK), -(-columns // WEIGHT_BLOCK))
+        _check_scale_grid(name, codes, expected)
+        scale = rounding.decode_e8m0(codes)
+        scale = scale.repeat_interleave(WEIGHT_BLOCK, 0)[:rows].repeat_interleave(WEIGHT_BLOCK, 1)[:, :columns]
+        return rounding.decode_e4m3(w.view(torch.uint8)) * scale
+    if w.dtype in (torch.int8, torch.uint8):
+        values = rounding.decode_e2m1(w.view(torch.uint8))
+        rows, columns = values.shape
+        _check_scale_grid(name, codes, (rows, -(-columns // WEIGHT_BLOCK)))
+        scale = rounding.decode_e8m0(codes).repeat_interleave(WEIGHT_BLOCK, 1)[:, :columns]
+        return values * scale
+    raise shape_error("quant.prepare_weight", name, "E4M3, packed E2M1 (int8) or a float weight", w.dtype)
+
+
+def _check_scale_grid(name: str, codes: Tensor, expected: tuple[int, int]) -> None:
+    if tuple(codes.shape) != expected:
+        raise shape_error("quant.prepare_weight", f"scale of {name}", f"of shape {expected}", tuple(codes.shape))
+
+
+def prepare_weight(
+    name: str,
+    w: Tensor | Sequence[Tensor] | Sequence[Sequence[Tensor]],
+    sf: Tensor | Sequence[Tensor | None] | Sequence[Sequence[Tensor | None]] | None = None,
+    *,
+    use: str = "dense",
+) -> PreparedWeight:
+    """Dequantise once, at load time, to fp32 ``[in, out]``.
+
+    :param w: one weight ``[out, in]``; or a list, concatenated along the outputs; for ``use="experts"`` a list with one
+        entry (a weight or a list to concatenate) for each expert.
+    :param sf: the scales, nested like ``w``.
+    :param use: ``dense`` (``gemm.dense``), ``experts`` (``moe.experts``, ``gemm.grouped``: a stack ``[E, in, out]``) or
+        ``heads:G`` (``gemm.einsum_heads``: ``[G * out, in]`` rows, group-major).
+    :raises ShapeContractError: a scale grid or a shape does not fit.
+    """
+    if use == "experts":
+        scales = [None] * len(w) if sf is None else sf
+        stack = [_concatenate(f"{name}[{i}]", item, scales[i])[0] for i, item in enumerate(w)]
+        return PreparedWeight(name=name, use=use, matrix=torch.stack([m.t() for m in stack]).contiguous())
+    full, parts = _concatenate(name, w, sf)
+    if use == "dense":
+        return PreparedWeight(name=name, use=use, matrix=full.t().contiguous(), parts=parts)
+    if use.startswith("heads:"):
+        groups = int(use.removeprefix("heads:"))
+        if full.shape[0] % groups:
+            raise shape_error("quant.prepare_weight", name, f"outputs divisible by {groups} groups", full.shape[0])
+        matrix = full.view(groups, full.shape[0] // groups, full.shape[1]).transpose(1, 2).contiguous()
+        return PreparedWeight(name=name, use=use, matrix=matrix)
+    raise shape_error("quant.prepare_weight", "use", "dense, experts or heads:G", use)
+
+
+def _concatenate(
+    name: str, w: Tensor | Sequence[Tensor], sf: Tensor | Sequence[Tensor | None] | None
+) -> tuple[Tensor, tuple[int, ...]]:
+    if isinstance(w, Tensor):
+        full = dequantize_weight(name, w, sf)
+        return full, (full.shape[0],)
+    scales = [None] * len(w) if sf is None else sf
+    pieces = [dequantize_weight(name, item, scale) for item, scale in zip(w, scales, strict=True)]
+    return torch.cat(pieces), tuple(p.shape[0] for p in pieces)

@@ -1,0 +1,176 @@
+"""norm -> rotary -> Hadamard -> cast -> store, one stage after the other (``spec/kernels.md`` 2.1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from deepinfer_cpu.contracts import shape_error
+from deepinfer_cpu.ops import cache
+from deepinfer_cpu.ops.norm import normalise
+from deepinfer_cpu.ops.quant import cast_per_token
+from deepinfer_cpu.tensors import QuantTensor
+
+COPY_STAGES = ("norm", "transform", "cast_back")
+
+
+@frozen(eq=False)
+class RopeRows:
+    """Table rows of a step's tokens, shaped for a pair ``(x0, x1)``: ``x0 * first + x1 * second``.
+
+    Forward: first = (cos, sin), second = (-sin, cos); conjugate flips the sign of sin. fp32 ``[T, R/2, 2]``.
+    """
+
+    first: Tensor
+    second: Tensor
+    first_conjugate: Tensor
+    second_conjugate: Tensor
+
+    @property
+    def rotary_dim(self) -> int:
+        return self.first.shape[-2] * 2
+
+
+def rope_table(max_pos: int, rotary_dim: int, *, theta: float, scaling: Mapping[str, float] | None = None) -> Tensor:
+    """fp32 ``[max_pos, R]``: cosines of R/2 frequencies, then sines (``spec/model.md`` 2.0).
+
+    Frequencies are rounded to fp32, so is the product with the position; all users share one table. ``scaling`` (keys
+    factor, beta_fast, beta_slow, original_max_position_embeddings) selects YaRN.
+    """
+    frequencies = torch.tensor(rope_frequencies(rotary_dim, theta, scaling), dtype=torch.float64).to(torch.float32)
+    angles = torch.arange(max_pos, dtype=torch.float32).unsqueeze(1) * frequencies
+    # The cosine of the fp32 angle, correctly rounded whatever vector width torch picks.
+    angles = angles.double()
+    return torch.cat([angles.cos(), angles.sin()], dim=1).to(torch.float32)
+
+
+def rope_frequencies(rotary_dim: int, theta: float, scaling: Mapping[str, float] | None) -> list[float]:
+    """Frequencies f_i before rounding to fp32."""
+    plain = [theta ** (-2.0 * i / rotary_dim) for i in range(rotary_dim // 2)]
+    if scaling is None:
+        return plain
+    original = float(scaling["original_max_position_embeddings"])
+
+    def turns(n: float) -> float:
+        """Index of the frequency that makes ``n`` turns over the original context."""
+        return rotary_dim * math.log(original / (2 * math.pi * n)) / (2 * math.log(theta))
+
+    low = max(math.floor(turns(scaling["beta_fast"])), 0)
+    high = min(math.ceil(turns(scaling["beta_slow"])), rotary_dim - 1)
+    out = []
+    for i, f in enumerate(plain):
+        ramp = min(max((i - low) / max(high - low, 1e-3), 0.0), 1.0)
+        out.append(f * (1 - ramp) + f / float(scaling["factor"]) * ramp)
+    return out
+
+
+def rope_rows(cos_sin: Tensor, positions: Tensor) -> RopeRows:
+    """Rows of ``cos_sin`` ``[max_pos, R]`` at ``positions`` ``[T]``; made once a step and shared by its layers."""
+    half = cos_sin.shape[1] // 2
+    rows = cos_sin.index_select(0, positions)
+    cos, sin = rows[:, :half], rows[:, half:]
+    return RopeRows(
+        first=torch.stack([cos, sin], dim=-1),
+        second=torch.stack([-sin, cos], dim=-1),
+        first_conjugate=torch.stack([cos, -sin], dim=-1),
+        second_conjugate=torch.stack([sin, cos], dim=-1),
+    )
+
+
+def rotary(x: Tensor, rope: tuple[Any, ...], *, out: Tensor | None = None) -> Tensor:
+    """Rotate the last R dimensions of ``x`` (``[n, d]`` or ``[n, h, d]``) in adjacent pairs; fp32, one rounding.
+
+    ``rope`` is ``(rows, conjugate)`` or ``(cos_sin, positions, conjugate)``. ``out`` may be ``x``.
+    """
+    rows, conjugate = _rows(rope)
+    size = rows.rotary_dim
+    first, second = (rows.first_conjugate, rows.second_conjugate) if conjugate else (rows.first, rows.second)
+    if first.shape[0] != x.shape[0]:
+        raise shape_error("transform.rotary", "rope", f"rows of {x.shape[0]} tokens", first.shape[0])
+    if x.dim() == 3:
+        first, second = first.unsqueeze(1), second.unsqueeze(1)
+    tail = x[..., -size:]
+    pairs = tail.float().view(*x.shape[:-1], size // 2, 2)
+    # addcmul is one fused multiply-add: fma(x0, cos, -(x1 sin)) and fma(x0, sin, x1 cos).
+    turned = torch.addcmul(pairs[..., 1:] * second, pairs[..., :1], first)
+    y = x.clone() if out is None else out
+    if out is not None and out is not x:
+        y.copy_(x)
+    y[..., -size:] = turned.view(tail.shape)
+    return y
+
+
+def _rows(rope: tuple[Any, ...]) -> tuple[RopeRows, bool]:
+    if len(rope) == 2:
+        return rope
+    cos_sin, positions, conjugate = rope
+    return rope_rows(cos_sin, positions), conjugate
+
+
+def hadamard(x: Tensor, scale: float) -> Tensor:
+    """Walsh-Hadamard butterflies of ascending distance in fp32, times ``scale``, in the dtype of ``x`` ``[..., 2^k]``."""
+    size = x.shape[-1]
+    if size & (size - 1):
+        raise shape_error("transform.hadamard", "x", "a last dimension that is a power of two", size)
+    y = x.float().reshape(-1, size)
+    distance = 1
+    while distance < size:
+        pairs = y.view(-1, size // (2 * distance), 2, distance)
+        y = torch.stack([pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], dim=2).view(-1, size)
+        distance *= 2
+    return (y * scale).view(x.shape).to(x.dtype)
+
+
+def fused(
+    x: Tensor,
+    *,
+    norm: tuple[Tensor, float] | None = None,
+    rope: tuple[Any, ...] | None = None,
+    hadamard: float | None = None,
+    cast: tuple[str, int, str] | None = None,
+    store: tuple[Any, Tensor] | None = None,
+    copy_stage: str | None = None,
+    out: Tensor | None = None,
+) -> Any:
+    """``x`` ``[n, d]`` or ``[n, h, d]`` through the named stages, rounded to its dtype after each.
+
+    :param norm: ``(weight, eps)``.
+    :param rope: see :func:`rotary`.
+    :param hadamard: the scale of the transform.
+    :param cast: ``(fmt, group, sf)``: the result is a QuantTensor.
+    :param store: ``(view, slots)``: quantise by the view's format and write; the result is None.
+    :param copy_stage: also return the value after ``norm``, after ``transform`` (before the cast), or ``cast_back``:
+        what was stored or cast, dequantised and rounded to the dtype of ``x``.
+    :returns: the result, or ``(result, copy)`` when ``copy_stage`` is given.
+    """
+    if copy_stage is not None and copy_stage not in COPY_STAGES:
+        raise shape_error("transform.fused", "copy_stage", f"one of {COPY_STAGES}", copy_stage)
+    y = x if norm is None else normalise(x, norm[0], norm[1])
+    copy = y if copy_stage == "norm" else None
+    if rope is not None:
+        y = rotary(y, rope, out=y if y is not x and copy is None else None)
+    if hadamard is not None:
+        y = _hadamard(y, hadamard)
+    if copy_stage == "transform":
+        copy = y
+    result: Tensor | QuantTensor | None = y
+    if store is not None:
+        stored = cache.store(y, store[0], store[1], want_values=copy_stage == "cast_back")
+        result = None
+        if copy_stage == "cast_back":
+            copy = stored.to(x.dtype)
+    elif cast is not None:
+        result = cast_per_token(y, fmt=cast[0], group=cast[1], sf=cast[2])
+        if copy_stage == "cast_back":
+            copy = result.values.to(x.dtype)
+    elif out is not None:
+        result = out.copy_(y)
+    return result if copy_stage is None else (result, copy)
+
+
+_hadamard = hadamard

@@ -1,0 +1,92 @@
+"""Opaque values that ops hand to each other: quantised activations and prepared weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+
+from deepinfer_cpu import rounding
+
+_DECODE_DATA: dict[str, Callable[[Tensor], Tensor]] = {"e4m3": rounding.decode_e4m3, "e2m1": rounding.decode_e2m1}
+
+
+@define(eq=False)
+class QuantTensor:
+    """A tensor quantised in groups along its last dimension.
+
+    ``values`` (what the codes stand for, fp32 ``[..., K]``) is always at hand on this backend, so that a product need
+    not unpack anything; ``data`` and ``sf`` are the exact bytes and are made when somebody asks for them.
+
+    :ivar fmt: ``e4m3`` (one code a byte) or ``e2m1`` (two codes a byte, even element low).
+    :ivar group: values that share a scale.
+    :ivar sf_kind: ``ue8m0``, ``e4m3`` or ``f32``.
+    :ivar sf_layout: always ``row``: ``sf`` is ``[..., K / group]``.
+    """
+
+    values: Tensor
+    fmt: str
+    group: int
+    sf_kind: str
+    _scaled: Tensor | None = None
+    _scale: Tensor | None = None
+    _data: Tensor | None = None
+    _sf: Tensor | None = None
+    sf_layout: str = "row"
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
+
+    @property
+    def data(self) -> Tensor:
+        """uint8 codes ``[..., K]`` (e4m3) or ``[..., K / 2]`` (e2m1)."""
+        if self._data is None:
+            scaled = self._scaled.reshape(self.values.shape)
+            self._data = rounding.encode_e4m3(scaled) if self.fmt == "e4m3" else rounding.encode_e2m1(scaled)
+        return self._data
+
+    @property
+    def sf(self) -> Tensor:
+        """Scales ``[..., K / group]``: uint8 codes (ue8m0, e4m3) or fp32."""
+        if self._sf is None:
+            scale = self._scale.squeeze(-1)
+            if self.sf_kind == "ue8m0":
+                self._sf = rounding.encode_e8m0(scale)
+            else:
+                self._sf = rounding.encode_e4m3(scale) if self.sf_kind == "e4m3" else scale
+        return self._sf
+
+    @classmethod
+    def of_codes(cls, data: Tensor, sf: Tensor, *, fmt: str, group: int, sf_kind: str) -> QuantTensor:
+        """From stored codes and scales (uint8, or fp32 scales)."""
+        values = _DECODE_DATA[fmt](data)
+        scale = decode_scale(sf, sf_kind)
+        values = (values.view(*values.shape[:-1], -1, group) * scale.unsqueeze(-1)).view(values.shape)
+        return cls(values=values, fmt=fmt, group=group, sf_kind=sf_kind, data=data, sf=sf)
+
+
+def decode_scale(sf: Tensor, sf_kind: str) -> Tensor:
+    """fp32 scales of stored ones."""
+    if sf_kind == "ue8m0":
+        return rounding.decode_e8m0(sf)
+    return rounding.decode_e4m3(sf) if sf_kind == "e4m3" else sf
+
+
+@frozen(eq=False)
+class PreparedWeight:
+    """A weight ready for its op: dequantised once to fp32, ``[in, out]`` (or a stack ``[E, in, out]``), contiguous.
+
+    :ivar parts: output widths of the pieces that were concatenated.
+    """
+
+    name: str
+    use: str
+    matrix: Tensor
+    parts: tuple[int, ...] = field(default=())
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.matrix.shape)
