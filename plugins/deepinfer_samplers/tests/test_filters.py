@@ -124,6 +124,33 @@ def test_logprobs_of_a_filtered_token_are_minus_infinity():
     assert float(got.logprobs(torch.tensor([1]))) == pytest.approx(np.log(1 / 3), abs=1e-6)
 
 
+@pytest.mark.parametrize("levels", [None, 12])
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"top_p": 0.3},
+        {"top_p": 0.97},  # more survivors than are sorted at first
+        {"top_k": 50},
+        {"top_k": 1023},
+        {"top_k": 1024},
+        {"top_k": 3000},
+        {"top_p": 0.9, "top_k": 200, "min_p": 0.01, "temperature": 0.6},
+    ],
+    ids=str,
+)
+def test_filters_of_wide_rows_agree_with_the_plain_version(levels, filters):
+    logits = torch.randn(6000, generator=torch.Generator().manual_seed(5)) * 1.5
+    if levels:
+        logits = (logits * levels / 8).round() / levels * 8  # few distinct values: many ties at every cut
+    row = logits.tolist()
+    values = {"temperature": 1.0, "min_p": 0.0, "top_p": 1.0, "top_k": -1, **filters}
+    kept = set((~processed(row, **filters).dropped[0]).nonzero().flatten().tolist())
+    exact = {name: value if name == "top_k" else float(np.float32(value)) for name, value in values.items()}
+    few, many = (set(oracle.kept(row, **exact, slack=slack)) for slack in (-1e-6, 1e-6))
+    assert few <= kept <= many
+    assert kept == set(oracle.ranking(row)[: len(kept)])
+
+
 rows = st.lists(
     st.one_of(
         st.floats(-20, 20, width=32),
@@ -146,13 +173,13 @@ rows = st.lists(
 def test_filters_any_row_and_parameters_agree_with_the_plain_version(row, temperature, min_p, top_p, top_k):
     exact = np.array([temperature, min_p, top_p], np.float32).astype(float).tolist()
     got = processed(row, temperature, min_p, top_p, top_k)
-    kept = [token for token in oracle.ranking(row) if got.scaled[0, token] > -np.inf]
     # What survives is always a beginning of the ranking; only its length may differ, by tokens on a threshold.
     order = oracle.ranking(row)
-    assert kept == order[: len(kept)]
     with np.errstate(over="ignore"):
         scaled = (np.float32(row) - np.float32(row[order[0]])) / np.float32(temperature)
     visible = [token for token in order if scaled[token] > -np.inf]
+    kept = [token for token in visible if got.dropped is None or not got.dropped[0, token]]
+    assert kept == order[: len(kept)]
     few = [t for t in oracle.kept(row, *exact, top_k, slack=-1e-5) if t in visible]
     many = [t for t in oracle.kept(row, *exact, top_k, slack=1e-5) if t in visible]
     assert len(few) <= len(kept) <= len(many)

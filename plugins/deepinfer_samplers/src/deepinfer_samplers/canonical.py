@@ -164,6 +164,6 @@ def _filters(step: StepParameters, rows: npt.NDArray[np.intp], vocab_size: int, 
         temperature=put(step.temperature[rows]),
         min_p=put(min_p) if (min_p > 0.0).any() else None,
         ordered=put(ordered) if len(ordered) else None,
-        top_p=put(np.floor(top_p[ordered].astype(np.float64) * 2.0**31).astype(np.int64)),
-        top_k=put(top_k[ordered]),
+        top_p=put((top_p.astype(np.float64) * 2.0**31).astype(np.int64)),
+        top_k=put(top_k),
     )

@@ -12,12 +12,15 @@ from typing import Final
 import torch
 from attrs import frozen
 
-from deepinfer_samplers.ranking import key_ids, rank_keys, sort_keys
+from deepinfer_samplers.ranking import beyond, highest
 
 MASS_BITS: Final = 44
 MAX_VOCAB: Final = 2**18
 """Widest row whose total mass fits into an int64 with a bit to spare."""
 _MASS_ONE: Final = float(2**MASS_BITS)
+_CANDIDATES: Final = 1024
+"""Tokens of a wide row that are sorted at first; all of them if the survivors turn out to be more."""
+_WIDE_ROW: Final = 4 * _CANDIDATES
 _FRACTION_BITS: Final = 31
 _FRACTION_MASK: Final = 2**_FRACTION_BITS - 1
 
@@ -33,9 +36,14 @@ class Filters:
     ordered: torch.Tensor | None
     """int64 ``[m]``, the rows that need an order: those with top-p or top-k. None when there are none."""
     top_p: torch.Tensor
-    """int64 ``[m]``, ``floor(top_p * 2**31)``."""
+    """int64 ``[r]``, ``floor(top_p * 2**31)``."""
     top_k: torch.Tensor
-    """int64 ``[m]``, at least 1; a value of the vocabulary size or more is no limit."""
+    """int64 ``[r]``, 1 up to the vocabulary size, which is no limit."""
+
+    def select(self, rows: torch.Tensor) -> Filters:
+        """The parameters of some rows, all of which need an order."""
+        min_p = None if self.min_p is None else self.min_p[rows]
+        return Filters(self.temperature[rows], min_p, torch.arange(len(rows)), self.top_p[rows], self.top_k[rows])
 
 
 @frozen
@@ -43,15 +51,21 @@ class Distribution:
     """The processed distribution of some rows."""
 
     scaled: torch.Tensor
-    """f32 ``[r, V]``: logit over temperature relative to the best token's; -inf where filtered out."""
+    """f32 ``[r, V]``: logit over temperature relative to the best token's, before the filters."""
+    dropped: torch.Tensor | None
+    """bool ``[r, V]``: filtered out; None if nothing was."""
     log_total: torch.Tensor
-    """f32 ``[r]``: log of the sum of ``exp(scaled)``."""
+    """f32 ``[r]``: log of the sum of ``exp(scaled)`` over the survivors."""
     probabilities: torch.Tensor
     """f32 ``[r, V]``, summing to 1; exactly 0 where filtered out."""
 
     def logprobs(self, tokens: torch.Tensor) -> torch.Tensor:
         """Log-probability of one token of each row: int64 ``[r]`` -> f32 ``[r]``, -inf if filtered out."""
-        return self.scaled.gather(1, tokens.unsqueeze(1)).squeeze(1) - self.log_total
+        column = tokens.unsqueeze(1)
+        values = self.scaled.gather(1, column).squeeze(1) - self.log_total
+        if self.dropped is not None:
+            values.masked_fill_(self.dropped.gather(1, column).squeeze(1), float("-inf"))
+        return values
 
 
 def process(logits: torch.Tensor, peaks: torch.Tensor, filters: Filters) -> Distribution:
@@ -60,22 +74,26 @@ def process(logits: torch.Tensor, peaks: torch.Tensor, filters: Filters) -> Dist
     :param logits: f32 ``[r, V]`` without NaN or +inf; -inf marks masked tokens.
     :param peaks: f32 ``[r]``, the highest logit of each row, finite.
     """
-    # Subtracting before dividing keeps the best token at exactly 0, and -inf never meets a product with 0.
-    scaled = logits - peaks.unsqueeze(1)
-    scaled /= filters.temperature.unsqueeze(1)
+    scaled = _scale(logits, peaks, filters.temperature)
     relative = scaled.exp()
+    dropped = None
     if filters.min_p is not None:
-        _drop(relative < filters.min_p.unsqueeze(1), scaled, relative)
+        dropped = relative < filters.min_p.unsqueeze(1)
+        relative.masked_fill_(dropped, 0.0)
+    masses = mass(relative)
+    total = masses.sum(-1)
     if filters.ordered is not None:
-        if len(filters.ordered) == len(logits):
-            _drop(cut(logits, relative, filters.top_p, filters.top_k), scaled, relative)
+        rows = filters.ordered
+        if len(rows) == len(logits):
+            outside, total = cut(logits, peaks, total, filters)
         else:
-            rows = filters.ordered
-            dropped = torch.zeros_like(logits, dtype=torch.bool)
-            dropped[rows] = cut(logits[rows], relative[rows], filters.top_p, filters.top_k)
-            _drop(dropped, scaled, relative)
-    total = mass(relative).sum(-1).to(torch.float32) / _MASS_ONE
-    return Distribution(scaled, total.log(), relative / total.unsqueeze(1))
+            outside = torch.zeros_like(logits, dtype=torch.bool)
+            outside[rows], total[rows] = cut(logits[rows], peaks[rows], total[rows], filters.select(rows))
+        relative.masked_fill_(outside, 0.0)
+        dropped = outside if dropped is None else dropped | outside
+    share = total.to(torch.float32) / _MASS_ONE
+    relative /= share.unsqueeze(1)
+    return Distribution(scaled, dropped, share.log(), relative)
 
 
 def mass(relative: torch.Tensor) -> torch.Tensor:
@@ -83,25 +101,36 @@ def mass(relative: torch.Tensor) -> torch.Tensor:
     return (relative * _MASS_ONE).to(torch.int64)
 
 
-def cut(logits: torch.Tensor, relative: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """Tokens that top-p, then top-k drop: bool ``[m, V]``.
+def cut(
+    logits: torch.Tensor, peaks: torch.Tensor, total: torch.Tensor, filters: Filters
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens that top-p, then top-k drop, bool ``[m, V]``, and the mass that is left, int64 ``[m]``.
 
     A token falls to top-p if the mass strictly before it exceeds ``top_p`` of the whole, so the best one always stays
     and mass that equals ``top_p`` admits one more. The order is that of the logits before scaling, which does not
     merge neighbours.
+
+    :param total: int64 ``[m]``, mass of each row after min-p.
     """
-    keys = rank_keys(logits)
-    ordered = sort_keys(keys)
-    masses = mass(relative.gather(1, key_ids(ordered)))
-    inclusive = masses.cumsum(-1)
-    total = inclusive[:, -1]
     # floor(total * top_p / 2**31) from two halves; total < 2**62 and top_p <= 2**31
-    limit = (total >> _FRACTION_BITS) * top_p + (((total & _FRACTION_MASK) * top_p) >> _FRACTION_BITS)
-    admitted = (inclusive - masses <= limit.unsqueeze(1)).sum(-1)  # a prefix: the sums do not fall
-    last = torch.minimum(admitted, top_k).unsqueeze(1) - 1
-    return keys > ordered.gather(1, last)
+    limit = (total >> _FRACTION_BITS) * filters.top_p
+    limit += ((total & _FRACTION_MASK) * filters.top_p) >> _FRACTION_BITS
+    width = logits.shape[-1]
+    for count in (_CANDIDATES, width) if width > _WIDE_ROW else (width,):
+        values = highest(logits, count)
+        relative = _scale(values, peaks, filters.temperature).exp_()
+        if filters.min_p is not None:
+            relative.masked_fill_(relative < filters.min_p.unsqueeze(1), 0.0)
+        inclusive = mass(relative).cumsum(-1)
+        admitted = torch.searchsorted(inclusive, limit.unsqueeze(1), right=True).squeeze(1) + 1
+        kept = torch.minimum(admitted.clamp_(max=count), filters.top_k)
+        if count == width or bool((kept < count).all()):
+            break
+    return beyond(logits, values, kept), inclusive.gather(1, kept.unsqueeze(1) - 1).squeeze(1)
 
 
-def _drop(dropped: torch.Tensor, scaled: torch.Tensor, relative: torch.Tensor) -> None:
-    scaled.masked_fill_(dropped, float("-inf"))
-    relative.masked_fill_(dropped, 0.0)
+def _scale(logits: torch.Tensor, peaks: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    # Subtracting before dividing keeps the best token at exactly 0, and -inf never meets a product with 0.
+    scaled = logits - peaks.unsqueeze(1)
+    scaled /= temperature.unsqueeze(1)
+    return scaled
