@@ -6,11 +6,14 @@ release carries keys that matter to training only; everything that is read is ch
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import attrs
+from deepinfer_core.errors import ModelConfigError, ModelNotFound
 
 from deepinfer_v41.config_fields import (
     MISSING,
@@ -200,6 +203,22 @@ class V41Config:
         parsed = cls(**values, quantized=quantized, vision=vision)  # type: ignore[arg-type]
         raise_problems(find_rule_problems(parsed))
         return parsed
+
+    @classmethod
+    def from_directory(cls, directory: Path | str) -> V41Config:
+        """Read ``config.json`` of a model directory. Raises ModelNotFound or ModelConfigError."""
+        path = Path(directory) / "config.json"
+        if not path.is_file():
+            raise ModelNotFound(
+                f"{path} is missing", remedy="give the directory of a model: config.json and its weights"
+            )
+        try:
+            config = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise ModelConfigError(f"{path} cannot be read: {error}", remedy="download config.json again") from error
+        if not isinstance(config, dict):
+            raise ModelConfigError(f"{path} holds no object", remedy="download config.json again")
+        return cls.from_dict(config)
 
     # --- derived
 
