@@ -1,6 +1,6 @@
 """Write every file generated from `contracts/schema/`; with --check, list those that differ and exit 1.
 
-    python contracts/generate.py [--check] [--root DIR]
+python contracts/generate.py [--check] [--root DIR]
 """
 
 from __future__ import annotations

@@ -52,7 +52,9 @@ def _enum(schema: Schema, name: str) -> str:
 def _functions(schema: Schema) -> str:
     out = []
     for c in schema.contracts:
-        out.append(f"int di_check_{c.file}(const {c.struct} *record, const di_limits *limits, int level, di_error *error);")
+        out.append(
+            f"int di_check_{c.file}(const {c.struct} *record, const di_limits *limits, int level, di_error *error);"
+        )
         if c.context:
             ctx = schema.contract(c.context)
             out.append(
@@ -80,7 +82,7 @@ def cdef(schema: Schema) -> str:
 
 def _asserts(schema: Schema, c: Contract) -> str:
     members, size = record_layout(schema, c)
-    rows = [f"static_assert(sizeof({c.struct}) == {size}, \"{c.struct}: size\");"]
+    rows = [f'static_assert(sizeof({c.struct}) == {size}, "{c.struct}: size");']
     for m in members:
         if not m.is_padding:
             rows.append(f'static_assert(offsetof({c.struct}, {m.name}) == {m.offset}, "{c.struct}.{m.name}");')

@@ -309,7 +309,9 @@ def _semantic(contract: Contract, enums: Mapping[str, Enum], extra: object) -> s
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _contract(path: Path, index: int, done: Mapping[str, Contract], enums: Mapping[str, Enum], extra: object) -> Contract:
+def _contract(
+    path: Path, index: int, done: Mapping[str, Contract], enums: Mapping[str, Enum], extra: object
+) -> Contract:
     raw = _read(path)
     _only(raw, {"contract", "dims", "field"}, path.name)
     head = raw.get("contract", {})

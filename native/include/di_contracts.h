@@ -473,6 +473,7 @@ int di_check_input_metadata_in(const di_input_metadata *record, const di_schedul
 int di_check_input_metadata_v41(const di_input_metadata_v41 *record, const di_limits *limits, int level, di_error *error);
 int di_check_input_metadata_v41_in(const di_input_metadata_v41 *record, const di_scheduler_outputs *step, const di_limits *limits, int level, di_error *error);
 int di_check_sampler_inputs(const di_sampler_inputs *record, const di_limits *limits, int level, di_error *error);
+int di_check_sampler_inputs_in(const di_sampler_inputs *record, const di_scheduler_outputs *step, const di_limits *limits, int level, di_error *error);
 int di_check_sampler_output(const di_sampler_output *record, const di_limits *limits, int level, di_error *error);
 int di_check_sampler_output_in(const di_sampler_output *record, const di_scheduler_outputs *step, const di_limits *limits, int level, di_error *error);
 int di_check_event_batch(const di_event_batch *record, const di_limits *limits, int level, di_error *error);

@@ -22,6 +22,7 @@ from deepinfer_contracts._records import (
     SamplerOutput,
     SchedulerOutputs,
 )
+from deepinfer_contracts._validation import ContractViolation, rule_text, validate
 
 
 def get_include() -> str:

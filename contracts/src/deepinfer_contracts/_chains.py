@@ -270,7 +270,7 @@ CONTRACTS: Mapping[str, ContractInfo] = {
     ),
     "SamplerInputs": ContractInfo(
         name="SamplerInputs", version="1.0", struct="di_sampler_inputs",
-        semantic_hash="b1df8865454fa3efa61a7943a805cabae61af3becd8c33bd63616449fd0e3e4d",
+        semantic_hash="bdd6e76629858603735e6e6f9561116e1daaf3c70ae8d348a095a606911fc757",
         fields=(
         ("struct_size", "u32"),
         ("chain", "u64"),

@@ -1,0 +1,280 @@
+"""Expressions to C: scalars become values, vectors become the body of one loop.
+
+A `Loop` holds the declarations before a loop, the statements at its index, and the lengths that must agree. Sequential
+vectors (`cumsum`, `repeat`, `ramp`) keep a cursor that moves with the index, so every rule is O(length) without memory.
+"""
+
+from __future__ import annotations
+
+from attrs import define, field
+
+from generator.resolve import Expr
+from generator.schema import DTYPES, Contract, Field, SchemaError
+
+_INFIX = {"<": "<", "<=": "<=", "==": "==", "!=": "!=", ">=": ">=", ">": ">", "and": "&&", "or": "||", "&": "&"}
+_CALL = {"+": "di_add", "-": "di_sub", "*": "di_mul", "//": "di_floordiv", "%": "di_mod"}
+_FLOAT_INFIX = {"+": "+", "-": "-", "*": "*"}
+
+
+@define
+class Scratch:
+    """Names and lines of one rule: locals for arrays, temporaries, statements before the loop."""
+
+    contract: Contract
+    context: Contract | None
+    lines: list[str] = field(factory=list)
+    arrays: dict[tuple[str, str], int] = field(factory=dict)
+    counter: int = 0
+    on_undefined: str = ""  # statement when an element does not exist
+
+    def fresh(self, prefix: str) -> str:
+        self.counter += 1
+        return f"{prefix}{self.counter}"
+
+    def field_of(self, owner: str, name: str) -> Field:
+        source = self.context if owner else self.contract
+        for f in source.all_fields if source else []:
+            if f.name == name:
+                return f
+        raise SchemaError(f"{self.contract.file}: no field {name}")
+
+    def path(self, owner: str, name: str) -> str:
+        """C lvalue of a field (of the current ratio or draft step)."""
+        if owner:
+            return f"step->{name}"
+        inherited = self.contract.base is not None and any(f.name == name for f in self.contract.base.all_fields)
+        f = self.field_of(owner, name)
+        return f"rec->{'base.' if inherited else ''}{name}{'[b]' if f.per else ''}"
+
+    def array(self, owner: str, name: str) -> int:
+        return self.arrays[(owner, name)]
+
+
+@define
+class Loop:
+    """The code of one vector at one index."""
+
+    scratch: Scratch
+    declarations: list[str] = field(factory=list)
+    statements: list[str] = field(factory=list)
+    lengths: list[str] = field(factory=list)
+    leftovers: list[str] = field(factory=list)
+    stop: str = "bad = i; break;"  # when an element cannot be computed
+
+    # --- scalars -----------------------------------------------------------------------------------------------
+
+    def scalar(self, e: Expr) -> str:
+        s = self.scratch
+        match e.op:
+            case "const":
+                return repr(e.number) if isinstance(e.number, float) else f"INT64_C({e.number})"
+            case "key":
+                return e.name
+            case "limit":
+                return f"(int64_t)l->{e.name}"
+            case "dim":
+                return dim_name(e.name)
+            case "scalar":
+                f = s.field_of(e.owner, e.name)
+                return f"({'double' if f.dtype in ('f32', 'f64') else 'int64_t'}){s.path(e.owner, e.name)}"
+            case "present":
+                return f"di_present(&{s.path('', e.name)})"
+            case "sum" | "min" | "max" | "any" | "len":
+                return self.reduction(e)
+            case "item":
+                return self.item(e)
+        if e.vector:
+            raise SchemaError(f"{s.contract.file}: a vector where a scalar is needed: {e.op}")
+        return self.combine(e, [self.scalar(a) for a in e.args])
+
+    def combine(self, e: Expr, args: list[str]) -> str:
+        """An elementwise operation over C expressions."""
+        if e.op in _INFIX:
+            return f"({args[0]} {_INFIX[e.op]} {args[1]})"
+        if e.op in _CALL:
+            if e.kind == "float":
+                return f"({args[0]} {_FLOAT_INFIX[e.op]} {args[1]})"
+            return f"{_CALL[e.op]}({args[0]}, {args[1]})"
+        match e.op:
+            case "implies":
+                return f"(!{args[0]} || {args[1]})"
+            case "not":
+                return f"(!{args[0]})"
+            case "neg":
+                return f"(-{args[0]})" if e.kind == "float" else f"di_sub(0, {args[0]})"
+            case "where":
+                return f"({args[0]} ? {args[1]} : {args[2]})"
+            case "minimum" | "maximum":
+                return f"di_{e.op[:3]}({args[0]}, {args[1]})"
+            case "align":
+                return f"di_align({args[0]}, {args[1]})"
+            case "finite":
+                return f"(isfinite({args[0]}) != 0)"
+        raise SchemaError(f"{self.scratch.contract.file}: no C form of {e.op}")
+
+    def reduction(self, e: Expr) -> str:
+        s = self.scratch
+        x = e.args[0]
+        if e.op == "len":
+            return self.length(x)
+        inner = Loop(s, stop="break;")
+        value = inner.element(x, "i")
+        out = s.fresh("red")
+        update = {
+            "sum": f"{out} = di_add({out}, {value});",
+            "min": f"if (i == 0 || {value} < {out}) {out} = {value};",
+            "max": f"if (i == 0 || {value} > {out}) {out} = {value};",
+            "any": f"if ({value}) {out} = 1;",
+        }[e.op]
+        s.lines.append(f"int64_t {out} = 0;")
+        s.lines.append("{")
+        s.lines += inner.declarations
+        s.lines.append(f"for (int64_t i = 0; i < {inner.bound()}; i++) {{")
+        s.lines += [*inner.statements, update, "}", "}"]
+        return out
+
+    def item(self, e: Expr) -> str:
+        s = self.scratch
+        x, index = e.args
+        n, at = s.fresh("len"), s.fresh("at")
+        s.lines.append(f"const int64_t {n} = {self.length(x)};")
+        s.lines.append(f"const int64_t {at} = di_index({self.scalar(index)}, {n});")
+        s.lines.append(f"if ({at} < 0) {{ {s.on_undefined} }}")
+        return self.element(x, at)
+
+    # --- vectors -----------------------------------------------------------------------------------------------
+
+    def length(self, x: Expr) -> str:
+        match x.op:
+            case "field":
+                n = f"n{self.scratch.array(x.owner, x.name)}"
+                return f"({n} / {x.number})" if x.column >= 0 else n
+            case "slice":
+                return f"di_max({self.length(x.args[0])} - {x.low + x.high}, 0)"
+            case "diff":
+                return f"di_max({self.length(x.args[0])} - 1, 0)"
+            case "shift" | "cumsum":
+                return self.length(x.args[0])
+            case "gather":
+                return self.length(x.args[1])
+            case "arange":
+                return f"di_max({self.scalar(x.args[0])}, 0)"
+            case "repeat" | "ramp":
+                return ""  # known only at the end
+        parts = [n for n in (self.length(a) for a in x.args if a.vector) if n]
+        if not parts:
+            return ""
+        return parts[0]
+
+    def bound(self) -> str:
+        lengths = list(dict.fromkeys(n for n in self.lengths if n))
+        if not lengths:
+            raise SchemaError(f"{self.scratch.contract.file}: a rule needs a vector of known length")
+        text = lengths[0]
+        for n in lengths[1:]:
+            text = f"di_min({text}, {n})"
+        return text
+
+    def differing(self) -> str:
+        """C condition: lengths or leftovers disagree."""
+        lengths = list(dict.fromkeys(n for n in self.lengths if n))
+        return " || ".join([f"{lengths[0]} != {n}" for n in lengths[1:]] + self.leftovers) or "0"
+
+    def element(self, e: Expr, i: str, count: bool = True) -> str:
+        """C expression of element ``i``; may add declarations and statements."""
+        if not e.vector:
+            return self.hoist(e)
+        s = self.scratch
+        if e.op in ("field", "slice", "diff", "shift", "cumsum", "arange") and count:
+            self.lengths.append(self.length(e))
+        match e.op:
+            case "field":
+                k = s.array(e.owner, e.name)
+                cast = {"float": "double", "bool": "int64_t"}.get(e.kind, "int64_t")
+                text = f"(({cast})f{k}[{f'{i} * {e.number} + {e.column}' if e.column >= 0 else i}])"
+                return f"({text} != 0)" if e.kind == "bool" else text
+            case "slice":
+                return self.element(e.args[0], f"({i} + {e.low})" if e.low else i, False)
+            case "diff":
+                x = e.args[0]
+                return f"di_sub({self.element(x, f'({i} + 1)', False)}, {self.element(x, i, False)})"
+            case "shift":
+                before = self.element(e.args[0], f"({i} - 1)", False)
+                return f"({i} > 0 ? {before} : {self.hoist(e.args[1])})"
+            case "arange":
+                return f"({i})"
+            case "gather":
+                return self.gather(e, i, count)
+            case "cumsum":
+                return self.cumsum(e, i)
+            case "repeat":
+                return self.repeat(e.args[0], e.args[1])
+            case "ramp":
+                return self.repeat(None, e.args[0])
+        return self.combine(e, [self.element(a, i, count) for a in e.args])
+
+    def hoist(self, e: Expr) -> str:
+        if e.op in ("const", "key", "limit", "dim", "scalar"):
+            return self.scalar(e)
+        name = self.scratch.fresh("s")
+        value = self.scalar(e)
+        self.scratch.lines.append(f"const {'double' if e.kind == 'float' else 'int64_t'} {name} = {value};")
+        return name
+
+    def gather(self, e: Expr, i: str, count: bool) -> str:
+        at = self.scratch.fresh("g")
+        index = self.element(e.args[1], i, count)
+        self.statements.append(f"const int64_t {at} = {index};")
+        self.statements.append(f"if ({at} < 0 || {at} >= {self.length(e.args[0])}) {{ {self.stop} }}")
+        return self.element(e.args[0], at, False)
+
+    def cumsum(self, e: Expr, i: str) -> str:
+        total = self.scratch.fresh("c")
+        value = self.element(e.args[0], i, False)
+        self.declarations.append(f"int64_t {total} = 0;")
+        self.statements.append(f"{total} = di_add({total}, {value});")
+        return total
+
+    def repeat(self, x: Expr | None, counts: Expr) -> str:
+        """Cursor ``j`` over the counts; ``left`` elements of it remain; the ramp counts up from 0."""
+        s = self.scratch
+        k = s.fresh("")
+        j, left, value, at, wrong = f"j{k}", f"left{k}", f"value{k}", f"at{k}", f"wrong{k}"
+        inner = Loop(s, stop=f"{wrong} = 1; break;")
+        count = inner.element(counts, j)
+        held = inner.element(x, j) if x is not None else ""
+        self.declarations += [f"int64_t {j} = -1, {left} = 0, {at} = -1; int {wrong} = 0;"]
+        if x is not None:
+            self.declarations.append(f"{'double' if x.kind == 'float' else 'int64_t'} {value} = 0;")
+        self.declarations += inner.declarations
+        advance = [
+            f"while ({left} == 0 && {j} + 1 < {inner.bound()}) {{",
+            f"{j}++;",
+            *inner.statements,
+            f"{left} = {count};",
+            *([f"{value} = {held};"] if x is not None else []),
+            f"{at} = -1;",
+            f"if ({left} < 0) {{ {wrong} = 1; {left} = 0; break; }}",
+            "}",
+        ]
+        self.statements += [*advance, f"if ({wrong} || {left} == 0) {{ {self.stop} }}", f"{left}--; {at}++;"]
+        rest = s.fresh("rest")
+        differing = inner.differing()
+        self.leftovers.append(f"{rest}")
+        self.after += [
+            f"int {rest} = {left} != 0 || {wrong} || {differing};",
+            f"for ({j}++; !{rest} && {j} < {inner.bound()}; {j}++) {{ {' '.join(inner.statements)} {rest} = {count} != 0; }}",
+        ]
+        if inner.statements:
+            self.after[-1] = self.after[-1].replace(f"{wrong} = 1; break;", f"{rest} = 1; break;")
+        return value if x is not None else at
+
+    after: list[str] = field(factory=list)  # statements after the loop that compute leftovers
+
+
+def dim_name(name: str) -> str:
+    return "d_" + name.replace("(", "_").replace(")", "")
+
+
+def c_type(f: Field) -> str:
+    return DTYPES[f.dtype][0]
