@@ -124,10 +124,14 @@ class PluginError(DeepInferError):
 
 
 class ManifestError(PluginError):
+    """A plugin's ``deepinfer.toml`` is missing, malformed, or does not fit its entry points."""
+
     code = "E_MANIFEST"
 
 
 class ApiVersionError(PluginError):
+    """A plugin needs another plugin API version than this core provides; names both."""
+
     code = "E_API"
 
 
@@ -138,14 +142,20 @@ class ContractError(PluginError):
 
 
 class HookReturnError(PluginError):
+    """A hook returned something else than its specification says; names hook, plugin and type."""
+
     code = "E_HOOK_RETURN"
 
 
 class PluginConflict(PluginError):
+    """Two distributions provide the same name, and no setting says which one wins."""
+
     code = "E_PLUGIN_CONFLICT"
 
 
 class PluginMissing(PluginError):
+    """No installed plugin has the name that was asked for; lists those that are there."""
+
     code = "E_PLUGIN_MISSING"
 
 
@@ -153,39 +163,57 @@ class PluginMissing(PluginError):
 
 
 class BackendError(DeepInferError):
+    """No backend can do what was asked; names each one that was considered, with its reason."""
+
     code = "E_BACKEND"
     exit_status = EXIT_BACKEND
 
 
 class BackendNotInstalled(BackendError):
+    """No installed plugin provides the backend that was asked for."""
+
     code = "E_BACKEND_MISSING"
 
 
 class BackendUnavailable(BackendError):
+    """The backend is installed, but its device or driver cannot be used on this machine."""
+
     code = "E_BACKEND_UNAVAILABLE"
 
 
 class UnsupportedArch(BackendError):
+    """The backend has no kernels for the device that is present."""
+
     code = "E_ARCH"
 
 
 class UnsupportedOp(BackendError):
+    """The model needs an op that the backend lacks."""
+
     code = "E_OP"
 
 
 class UnsupportedFormat(BackendError):
+    """The model needs a number or cache format that the backend lacks."""
+
     code = "E_FORMAT"
 
 
 class UnsupportedFeature(BackendError):
+    """The model needs a feature that the backend lacks."""
+
     code = "E_FEATURE"
 
 
 class VendorImportError(BackendError):
+    """A vendor library that the backend needs cannot be imported; carries the library's own message."""
+
     code = "E_VENDOR"
 
 
 class LimitError(BackendError):
+    """A size exceeds a limit of the backend."""
+
     code = "E_LIMIT"
 
 
@@ -200,11 +228,15 @@ class ShapeContractError(BackendError):
 
 
 class ModelError(DeepInferError):
+    """A model cannot be used; its subclasses say why."""
+
     code = "E_MODEL"
     exit_status = EXIT_MODEL
 
 
 class ModelNotFound(ModelError):
+    """The model directory does not exist, or no installed plugin knows its architecture."""
+
     code = "E_MODEL_MISSING"
 
 
@@ -215,6 +247,8 @@ class ModelConfigError(ModelError, ValueError):
 
 
 class ModelAmbiguous(ModelError):
+    """Several model plugins match equally well, and no setting says which one to use."""
+
     code = "E_MODEL_AMBIGUOUS"
 
 
@@ -225,6 +259,8 @@ class CheckpointError(ModelError):
 
 
 class TokenizerError(ModelError):
+    """The tokenizer's files are missing, malformed, or do not fit the model."""
+
     code = "E_TOKENIZER"
 
 
