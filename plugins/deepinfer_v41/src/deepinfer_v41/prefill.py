@@ -1,0 +1,97 @@
+"""A prefill step: keys are gathered into one buffer, rows name them by buffer index (``spec/engine.md`` 6.3).
+
+The buffer of a layer is ``[N * W window history ; T new rows ; compressed entries]``. The history is read before the new
+rows are stored, because they may reuse its slots; entries are stored first and gathered with the older ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from deepinfer_contracts import InputMetadataV41
+from deepinfer_core.interfaces import Backend, Caches
+from torch import Tensor
+
+from deepinfer_v41.layer_plan import LayerPlan
+from deepinfer_v41.layers.rope import RopeTables
+from deepinfer_v41.step import Rope, Step
+
+
+class PrefillStep(Step):
+    def __init__(
+        self,
+        inputs: InputMetadataV41,
+        caches: Caches,
+        backend: Backend,
+        ropes: RopeTables,
+        *,
+        window: int,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__(inputs, caches, backend, ropes)
+        self._dtype = dtype
+        self._window_index = self._meta.window_index_prefill(inputs.swa_pivots, window)
+        self._window_rows = int(inputs.total_k_swa) + int(inputs.total_q)
+        self._visible: dict[int, Tensor] = {}
+        self._main: dict[int, Tensor] = {}
+        self._index_keys: dict[int, Any] = {}
+        self._attend_index = self._window_index
+
+    def store_window(self, kv: Tensor, norm: Any, turn: Rope, layer: int) -> Tensor:
+        inputs, view = self.inputs, self.view("swa", layer)
+        history = self._cache.load_segments(view, inputs.load_swa, inputs.total_k_swa, dtype=self._dtype)
+        _, new = self._fused(kv, norm=norm, rope=(turn, False), store=(view, inputs.slot_swa), copy_stage="cast_back")
+        return torch.cat([history, new])
+
+    def compress(self, score: Tensor, latent: Tensor, state: Tensor, ratio: int, dtype: torch.dtype) -> Tensor:
+        i = self.inputs
+        out: Tensor = self._compress.prefill(
+            score,
+            latent,
+            state,
+            i.state_slot_idx,
+            None,
+            i.cu_seqlens_q,
+            i.cu_seqlens_k,
+            i.cu_compressed_q[ratio],
+            ratio,
+            dtype=dtype,
+        )
+        return out
+
+    def entries_written(self, layer: int) -> None:
+        self._main.pop(layer, None)
+        self._index_keys.pop(layer, None)
+
+    def visible(self, ratio: int) -> Tensor:
+        if ratio not in self._visible:
+            self._visible[ratio] = self.inputs.ke[ratio] - self.inputs.ks[ratio]
+        return self._visible[ratio]
+
+    def _gather(self, name: str, layer: int, ratio: int) -> Any:
+        segments, total = self.inputs.load_main[ratio], self.inputs.total_k_main[ratio]
+        return self._cache.load_segments(self.view(name, layer), segments, total, dtype=self._dtype)
+
+    def scores(self, q: Any, weight: Tensor, plan: LayerPlan, candidates: Tensor | None, block: int) -> Tensor:
+        source, ratio = plan.kv_source, plan.ratio
+        if source not in self._index_keys:
+            self._index_keys[source] = self._gather("index", source, ratio)
+        span = (self.inputs.ks[ratio], self.inputs.ke[ratio])
+        keys = self._index_keys[source]
+        out: Tensor = self._index.logits(q, weight, keys, span=span, candidates=candidates, block=block)
+        return out
+
+    def select(self, entries: Tensor, plan: LayerPlan) -> None:
+        start = self.inputs.ks[plan.ratio][:, None]
+        rows = torch.where(entries >= 0, entries + start, entries)
+        self._attend_index = self._meta.index_cat(self._window_index, rows, self._window_rows)
+
+    def attend(self, q: Tensor, new_keys: Tensor | None, plan: LayerPlan, *, scale: float, sink: Tensor) -> Tensor:
+        keys, index = new_keys, self._window_index
+        if plan.kv_source is not None:
+            if plan.kv_source not in self._main:
+                self._main[plan.kv_source] = self._gather("main", plan.kv_source, plan.ratio)
+            keys, index = torch.cat([new_keys, self._main[plan.kv_source]]), self._attend_index
+        out, _ = self._attn.sparse_prefill(q, keys, index, scale=scale, sink=sink)
+        return out  # type: ignore[no-any-return]

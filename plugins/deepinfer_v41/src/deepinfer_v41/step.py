@@ -1,0 +1,88 @@
+"""What the layers of one step share: index arrays made once, and the values that flow from layer to layer.
+
+Prefill and decode differ only here (``prefill.py``, ``decode.py``): where keys lie and how rows name them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from deepinfer_contracts import InputMetadataV41
+from deepinfer_core.interfaces import Backend, Caches
+from torch import Tensor
+
+from deepinfer_v41.layer_plan import LayerPlan
+from deepinfer_v41.layers.rope import RopeTables
+
+Rope = Any
+CacheView = Any
+
+
+class Step(ABC):
+    """One forward pass. Selection and candidates are single slots: the next source overwrites them."""
+
+    state_dtype = torch.float32
+
+    def __init__(self, inputs: InputMetadataV41, caches: Caches, backend: Backend, ropes: RopeTables) -> None:
+        self.inputs = inputs
+        self.candidates: Tensor | None = None
+        """i32 ``[T, blocks]`` ascending, -1 padded; None before the candidate source ran."""
+        self._caches = caches
+        self._attn = backend.attn  # type: ignore[attr-defined]
+        self._cache = backend.cache  # type: ignore[attr-defined]
+        self._compress = backend.compress  # type: ignore[attr-defined]
+        self._fused = backend.transform.fused  # type: ignore[attr-defined]
+        self._index = backend.index  # type: ignore[attr-defined]
+        self._meta = backend.meta  # type: ignore[attr-defined]
+        self._ropes = ropes
+        self._rope: dict[int, Rope] = {}
+        self._entry_rope: dict[int, Rope] = {}
+
+    def view(self, name: str, layer: int) -> CacheView:
+        return self._caches.view(name, layer)
+
+    def rope(self, ratio: int) -> Rope:
+        """Angles of the rows' own positions."""
+        kind = 1 if ratio else 0
+        if kind not in self._rope:
+            self._rope[kind] = self._ropes.rows(ratio, self.inputs.positions)
+        return self._rope[kind]
+
+    def entry_rope(self, ratio: int) -> Rope:
+        """Angles of the entries that this step completes."""
+        if ratio not in self._entry_rope:
+            self._entry_rope[ratio] = self._ropes.rows(ratio, self.inputs.positions_c[ratio])
+        return self._entry_rope[ratio]
+
+    def entry_slots(self, ratio: int) -> Tensor:
+        slots: Tensor = self.inputs.slot_main[ratio]
+        return slots
+
+    def entries_written(self, layer: int) -> None:  # noqa: B027 - only prefill gathers
+        """Main KV and index keys of ``layer`` are stored; entries gathered before are stale."""
+
+    @abstractmethod
+    def store_window(self, kv: Tensor, norm: Any, turn: Rope, layer: int) -> Tensor | None:
+        """Norm, rotate and store this step's window keys; returns them as stored where attention wants a copy."""
+
+    @abstractmethod
+    def compress(self, score: Tensor, latent: Tensor, state: Tensor, ratio: int, dtype: torch.dtype) -> Tensor:
+        """Latents of the entries, one row for each of ``entry_slots``; updates the rings."""
+
+    @abstractmethod
+    def visible(self, ratio: int) -> Tensor:
+        """i32 ``[T]``: entries a row may see."""
+
+    @abstractmethod
+    def scores(self, q: Any, weight: Tensor, plan: LayerPlan, candidates: Tensor | None, block: int) -> Tensor:
+        """Index scores, column = entry id; f32 ``[T, columns]``."""
+
+    @abstractmethod
+    def select(self, entries: Tensor, plan: LayerPlan) -> None:
+        """Make ``entries`` (i32 ``[T, K]``, ids ascending, -1 padded) the selection of this and the reusing layers."""
+
+    @abstractmethod
+    def attend(self, q: Tensor, new_keys: Tensor | None, plan: LayerPlan, *, scale: float, sink: Tensor) -> Tensor:
+        """``q [T, heads, width]`` -> the same shape."""

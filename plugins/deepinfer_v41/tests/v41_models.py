@@ -1,0 +1,102 @@
+"""Models, drivers and golden values that several test modules use; each is made once a process."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import deepinfer_v41
+import torch
+from deepinfer_core.types import ModelCard
+from deepinfer_cpu import backend as cpu
+from deepinfer_v41 import plugin
+from deepinfer_v41.caches import cache_specs
+from deepinfer_v41.model import V41Model
+from safetensors.torch import load_file
+from torch import Tensor
+from v41_driver import Driver, geometry
+from v41_recording import PatchedBackend, Recorder, higher_ties
+
+Variant = Literal["plain", "kvq", "released"]
+SHIPPED = Path(deepinfer_v41.__file__).parent / "checkpoints" / "v41-tiny"
+GOLDEN = Path(__file__).parent / "golden"
+BLOCK = 128
+
+
+def card(path: Path) -> ModelCard:
+    config = json.loads((path / "config.json").read_text())
+    return ModelCard(path, config["architectures"][0], config["model_type"], config)
+
+
+@functools.cache
+def manifest() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((GOLDEN / "golden-v41-tiny.json").read_text())
+    return found
+
+
+@functools.cache
+def golden() -> dict[str, Tensor]:
+    return load_file(GOLDEN / "golden-v41-tiny.safetensors")
+
+
+@functools.cache
+def cpu_backend() -> Any:
+    torch.set_num_threads(1)
+    return cpu.create()
+
+
+def make_driver(
+    path: Path,
+    variant: Variant,
+    *,
+    backend: Any = None,
+    block_size: int = BLOCK,
+    blocks: int = 64,
+    slots: int = 40,
+) -> Driver:
+    """A loaded model of ``path`` over fresh caches, made through the plugin's own hooks where they fit."""
+    backend = backend or cpu_backend()
+    match = plugin.deepinfer_model_match(card=card(path))
+    config, quantised = match.payload.config, variant != "plain"
+    model = V41Model(
+        config,
+        backend,
+        match.payload.tables,
+        numeric_mode="released" if variant == "released" else "exact",
+        cache_formats=quantised,
+    )
+    model.load(path)
+    specs = cache_specs(config, quantised=quantised, block_size=block_size)
+    units = {"main": blocks, "index": blocks, "swa": slots, "state": slots}
+    hints = plugin.deepinfer_scheduler_hints(match=match, backend=backend)
+    order = torch.Generator().manual_seed(7)
+    return Driver(
+        model,
+        backend,
+        backend.alloc_caches(specs, units),
+        geometry(hints, block_size, config.max_position_embeddings),
+        [1 + int(i) for i in torch.randperm(blocks - 1, generator=order)],
+        [1 + int(i) for i in torch.randperm(slots - 1, generator=order)],
+    )
+
+
+@functools.cache
+def shipped(variant: Variant) -> Driver:
+    """The shipped checkpoint, ties by the model's rule."""
+    return make_driver(SHIPPED, variant)
+
+
+@functools.cache
+def shipped_higher_ties(variant: Variant) -> Driver:
+    """The same with the golden values' tie rule."""
+    return make_driver(SHIPPED, variant, backend=PatchedBackend(cpu_backend(), {"index.topk": higher_ties}))
+
+
+@functools.cache
+def recorded(variant: Variant, ties: Literal["lower", "higher"] = "higher") -> tuple[Driver, Recorder]:
+    """The shipped checkpoint with the given tie rule, and a recorder of what its ops answered."""
+    config = plugin.deepinfer_model_match(card=card(SHIPPED)).payload.config
+    recorder = Recorder(cpu_backend(), config, {"index.topk": higher_ties} if ties == "higher" else {})
+    return make_driver(SHIPPED, variant, backend=recorder.backend), recorder

@@ -1,0 +1,63 @@
+"""Random tiny checkpoints and drivers over them, made once for each set of options."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepinfer_v41.config import V41Config
+from safetensors.torch import load_file, save_file
+from tiny_checkpoint import write_tiny_checkpoint
+from torch import Tensor
+from v41_driver import Driver
+from v41_models import Variant, cpu_backend, make_driver
+from v41_recording import Recorder
+
+_ROOT = tempfile.TemporaryDirectory(prefix="deepinfer-v41-tests-")
+
+
+@functools.cache
+def _written(overrides: str) -> Path:
+    path = Path(_ROOT.name) / f"tiny-{len(list(Path(_ROOT.name).iterdir()))}"
+    write_tiny_checkpoint(path, seed=3, overrides=json.loads(overrides))
+    return path
+
+
+def tiny_path(**overrides: Any) -> Path:
+    """A random checkpoint; the same options give the same folder. An override ``"null"`` removes the field."""
+    return _written(json.dumps({k: None if v == "null" else v for k, v in overrides.items()}, sort_keys=True))
+
+
+def edited(path: Path, edit: Callable[[dict[str, Tensor]], Mapping[str, Tensor] | None]) -> Path:
+    """A copy of the checkpoint with some tensors changed; ``edit`` changes the dict in place or returns the changes."""
+    target = Path(tempfile.mkdtemp(dir=_ROOT.name))
+    tensors = load_file(path / "model.safetensors")
+    changed = edit(tensors)
+    tensors.update(changed or {})
+    save_file(tensors, target / "model.safetensors")
+    (target / "config.json").write_text((path / "config.json").read_text())
+    return target
+
+
+@functools.cache
+def tiny_driver(path: Path, variant: Variant = "plain") -> Driver:
+    return make_driver(path, variant, blocks=80)
+
+
+def tiny_recorded(
+    path: Path, variant: Variant = "plain", extra: Mapping[str, Callable[[Any], Any]] | None = None
+) -> tuple[Driver, Recorder]:
+    config = V41Config.from_dict(json.loads((path / "config.json").read_text()))
+    recorder = Recorder(cpu_backend(), config, extra)
+    return make_driver(path, variant, backend=recorder.backend, blocks=80), recorder
+
+
+def prompt(length: int, seed: int = 0, vocab: int = 500) -> list[int]:
+    """Random ids, none of them special."""
+    drawn = torch.randint(3, vocab, (length,), generator=torch.Generator().manual_seed(seed))
+    return [0, *drawn.tolist()][:length]
