@@ -46,8 +46,10 @@ OPS: Mapping[str, Callable[..., Any]] = {
         (
             "meta",
             meta,
-            "window_index_prefill window_index_decode compressed_index index_cat logical_to_slot block_tables "
-            "gather_rows decode_metadata",
+            (
+                "window_index_prefill window_index_decode compressed_index index_cat logical_to_slot block_tables "
+                "gather_rows decode_metadata"
+            ),
         ),
         ("attn", attention, "sparse_prefill plan sparse_decode"),
         ("index", indexer, "logits topk block_max restore"),

@@ -64,7 +64,7 @@ def lookup(name: str) -> CacheFormat:
     if found is None:
         raise UnsupportedFormat(
             f"cache format '{name}' is not offered by backend 'cpu'",
-            reason=f"offered: {', '.join(FORMATS)}; the mixed 584, 592 and 656 byte layouts of older models are not read",
+            reason=f"offered: {', '.join(FORMATS)}; mixed layouts of older models (584, 592, 656 bytes) are not read",
             remedy="choose one of the offered formats",
             details={"format": name, "offered": sorted(FORMATS)},
         )

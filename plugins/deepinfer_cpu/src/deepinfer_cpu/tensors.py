@@ -10,7 +10,8 @@ from torch import Tensor
 
 from deepinfer_cpu import rounding
 
-_DECODE_DATA: dict[str, Callable[[Tensor], Tensor]] = {"e4m3": rounding.decode_e4m3, "e2m1": rounding.decode_e2m1}
+DECODE_DATA: dict[str, Callable[[Tensor], Tensor]] = {"e4m3": rounding.decode_e4m3, "e2m1": rounding.decode_e2m1}
+ENCODE_DATA: dict[str, Callable[[Tensor], Tensor]] = {"e4m3": rounding.encode_e4m3, "e2m1": rounding.encode_e2m1}
 
 
 @define(eq=False)
@@ -44,25 +45,20 @@ class QuantTensor:
     def data(self) -> Tensor:
         """uint8 codes ``[..., K]`` (e4m3) or ``[..., K / 2]`` (e2m1)."""
         if self._data is None:
-            scaled = self._scaled.reshape(self.values.shape)
-            self._data = rounding.encode_e4m3(scaled) if self.fmt == "e4m3" else rounding.encode_e2m1(scaled)
+            self._data = ENCODE_DATA[self.fmt](self._scaled.reshape(self.values.shape))
         return self._data
 
     @property
     def sf(self) -> Tensor:
         """Scales ``[..., K / group]``: uint8 codes (ue8m0, e4m3) or fp32."""
         if self._sf is None:
-            scale = self._scale.squeeze(-1)
-            if self.sf_kind == "ue8m0":
-                self._sf = rounding.encode_e8m0(scale)
-            else:
-                self._sf = rounding.encode_e4m3(scale) if self.sf_kind == "e4m3" else scale
+            self._sf = encode_scale(self._scale.squeeze(-1), self.sf_kind)
         return self._sf
 
     @classmethod
     def of_codes(cls, data: Tensor, sf: Tensor, *, fmt: str, group: int, sf_kind: str) -> QuantTensor:
         """From stored codes and scales (uint8, or fp32 scales)."""
-        values = _DECODE_DATA[fmt](data)
+        values = DECODE_DATA[fmt](data)
         scale = decode_scale(sf, sf_kind)
         values = (values.view(*values.shape[:-1], -1, group) * scale.unsqueeze(-1)).view(values.shape)
         return cls(values=values, fmt=fmt, group=group, sf_kind=sf_kind, data=data, sf=sf)
@@ -73,6 +69,13 @@ def decode_scale(sf: Tensor, sf_kind: str) -> Tensor:
     if sf_kind == "ue8m0":
         return rounding.decode_e8m0(sf)
     return rounding.decode_e4m3(sf) if sf_kind == "e4m3" else sf
+
+
+def encode_scale(scale: Tensor, sf_kind: str) -> Tensor:
+    """Stored form of fp32 scales that are values of their format: uint8 codes, or fp32 itself."""
+    if sf_kind == "ue8m0":
+        return rounding.encode_e8m0(scale)
+    return rounding.encode_e4m3(scale) if sf_kind == "e4m3" else scale
 
 
 @frozen(eq=False)

@@ -1,4 +1,4 @@
-"""Sparse attention: one softmax over window and selected compressed keys (``spec/model.md`` 2.5, ``spec/kernels.md`` 2.9a).
+"""Sparse attention: one softmax over window and compressed keys (``spec/model.md`` 2.5, ``spec/kernels.md`` 2.9a).
 
 Keys are values too. Scores and sums are fp32 in two passes; the un-normalised probabilities are rounded to bf16 before
 the second product when the query is bf16 (``round_probs``). The sink adds exp(sink - max) to the denominator only.
@@ -46,7 +46,9 @@ def sparse_prefill(
     round_probs: bool | None = None,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``q`` ``[T, h, D]``, ``kv`` ``[S, D]``, ``indices`` int32 ``[T, k]`` (-1 or >= S invalid, duplicates count twice).
+    """Attention of ``q`` ``[T, h, D]`` over rows of ``kv`` ``[S, D]`` named by ``indices`` int32 ``[T, k]``.
+
+    An index of -1 or >= S is invalid; a key listed twice counts twice.
 
     :param sink: fp32 ``[h]``. :param lengths: int32 ``[T]``, columns at or past it are invalid.
     :returns: out ``[T, h, D]`` in the dtype of ``q`` and lse fp32 ``[T, h]`` (natural log, without sink, +inf when no
@@ -91,8 +93,11 @@ def sparse_decode(
     round_probs: bool | None = None,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As :func:`sparse_prefill`, with keys read from caches: ``idx`` int32 ``[T, k1]`` are physical slots of ``window``,
-    ``extra_idx`` ``[T, k2]`` of ``extra``; -1 is invalid. Only the rows that are asked for are dequantised."""
+    """As :func:`sparse_prefill`, with keys read from caches.
+
+    ``idx`` int32 ``[T, k1]`` are physical slots of ``window``, ``extra_idx`` ``[T, k2]`` of ``extra``; -1 is invalid. Only
+    the rows that are asked for are dequantised.
+    """
     _check("attn.sparse_decode", q, idx)
     if window.width != q.shape[2]:
         raise shape_error("attn.sparse_decode", "window", f"entries of {q.shape[2]} values", window.width)

@@ -10,12 +10,11 @@ import torch
 from deepinfer_core.types import CacheSpec
 from torch import Tensor
 
-from deepinfer_cpu import rounding
 from deepinfer_cpu.caches import CacheView, CpuCaches
 from deepinfer_cpu.contracts import shape_error
 from deepinfer_cpu.formats import CacheFormat
-from deepinfer_cpu.ops.quant import cast_per_token
-from deepinfer_cpu.tensors import QuantTensor, decode_scale
+from deepinfer_cpu.ops.quant import scale_groups
+from deepinfer_cpu.tensors import DECODE_DATA, ENCODE_DATA, QuantTensor, decode_scale, encode_scale
 
 Slots = npt.NDArray[np.integer]
 
@@ -31,12 +30,16 @@ def view(caches: CpuCaches, name: str, layer: int) -> CacheView:
 
 
 def encode(kv: Tensor, layout: CacheFormat) -> tuple[Tensor, Tensor | None, Tensor]:
-    """``kv`` ``[n, d]`` -> data bytes ``[n, *]``, scale bytes ``[n, *]`` or None, and the values they stand for."""
+    """``kv`` ``[n, d]`` -> data bytes ``[n, *]``, scale bytes ``[n, *]`` or None, and fp32 scales ``[n, groups, 1]``.
+
+    Raw formats have no scales; the third result is then the values as stored.
+    """
     if layout.dtype is not None:
         raw = kv.to(layout.dtype).contiguous()
         return raw.view(torch.uint8), None, raw
-    q = cast_per_token(kv, fmt=layout.fmt, group=layout.group_of(kv.shape[-1]), sf=layout.sf_kind)
-    return q.data, q.sf.contiguous().view(torch.uint8), q.values
+    scaled, scale = scale_groups(kv, layout.fmt, layout.group_of(kv.shape[-1]), layout.sf_kind)
+    data = ENCODE_DATA[layout.fmt](scaled.view(kv.shape))
+    return data, encode_scale(scale.view(kv.shape[0], -1), layout.sf_kind).view(torch.uint8), scale
 
 
 def store(kv: Tensor, view: CacheView, slots: Tensor, *, want_values: bool = False) -> Tensor | None:
@@ -54,7 +57,8 @@ def store(kv: Tensor, view: CacheView, slots: Tensor, *, want_values: bool = Fal
             if kept.size == 0:
                 return None
             kv = kv[torch.from_numpy(kept)]
-    data, scale, values = encode(kv, view.layout)
+    data, scale, factor = encode(kv, view.layout)
+    values = _values(view, data, factor) if want_values else None
     if kept is not None:
         where = where[kept]
         if want_values and kept.size:
@@ -62,7 +66,15 @@ def store(kv: Tensor, view: CacheView, slots: Tensor, *, want_values: bool = Fal
             data, scale = data[chosen], scale[chosen] if scale is not None else None
     if where.size:
         _write(view, where, data, scale)
-    return values if want_values else None
+    return values
+
+
+def _values(view: CacheView, data: Tensor, factor: Tensor) -> Tensor:
+    """What was just encoded, dequantised: ``factor`` as :func:`encode` returns it."""
+    if view.layout.dtype is not None:
+        return factor
+    values = DECODE_DATA[view.layout.fmt](data)
+    return values.view(data.shape[0], factor.shape[1], -1).mul_(factor).view(-1, view.width)
 
 
 def _write(view: CacheView, where: Slots, data: Tensor, scale: Tensor | None) -> None:
@@ -114,7 +126,7 @@ def decode(view: CacheView, data: Tensor, scale: Tensor | None) -> Tensor:
     layout = view.layout
     if layout.dtype is not None:
         return data.contiguous().view(layout.dtype).float()
-    values = rounding.decode_e4m3(data) if layout.fmt == "e4m3" else rounding.decode_e2m1(data)
+    values = DECODE_DATA[layout.fmt](data)
     if layout.sf_kind == "f32":
         scale = scale.contiguous().view(torch.float32)
     factor = decode_scale(scale, layout.sf_kind)
@@ -129,7 +141,9 @@ def gather(view: CacheView, slots: Slots) -> Tensor:
 def load_segments(
     view: CacheView, segments: Tensor, total: int, *, dtype: torch.dtype = torch.bfloat16, out: Tensor | None = None
 ) -> Tensor | QuantTensor:
-    """Gather runs of entries: ``segments`` int32 ``[m, 4]`` of (unit, begin, end, destination row); unit -1 gives zeros.
+    """Gather runs of entries: ``segments`` int32 ``[m, 4]`` of (unit, begin, end, destination row).
+
+    Unit -1 gives zeros, and so does a row that no segment names.
 
     :returns: ``[total, width]`` of ``dtype``, or a QuantTensor for quantised index formats.
     :raises ShapeContractError: ``segments`` is not ``[m, 4]``.

@@ -1,8 +1,9 @@
-"""The indexer: scores of compressed keys, selection, candidate blocks (``spec/model.md`` 2.7, ``spec/kernels.md`` 2.4)."""
+"""Indexer: scores of compressed keys, selection, candidates (``spec/model.md`` 2.7, ``spec/kernels.md`` 2.4)."""
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -66,7 +67,7 @@ def _spans(query: Tensor, w: Tensor, keys: Tensor, ks: cache.Slots, ke: cache.Sl
     # Rows with a common first key form one product; in a prefill batch these are the rows of a sequence.
     cuts = np.flatnonzero(np.diff(ks, prepend=ks[:1] - 1, append=ks[-1:] - 1)) if ks.size else []
     columns = torch.arange(width)
-    for begin, end in zip(cuts[:-1], cuts[1:], strict=True):
+    for begin, end in pairwise(cuts):
         longest = int(lengths[begin:end].max())
         if longest <= 0:
             continue

@@ -19,7 +19,7 @@ def _columns(name: str, rows: Tensor, count: int) -> None:
 
 
 def window_index_prefill(pivots: Tensor, width: int) -> Tensor:
-    """``pivots`` int32 ``[T, 4]`` = (a, n_a, b, n_b) -> ``a .. a+n_a-1, b .. b+n_b-1``, -1 after; int32 ``[T, width]``."""
+    """``pivots`` int32 ``[T, 4]`` = (a, n_a, b, n_b) -> ``a .. a+n_a-1, b .. b+n_b-1``, then -1; ``[T, width]``."""
     _columns("meta.window_index_prefill", pivots, 4)
     a, n_a, b, n_b = pivots.unsqueeze(-1).unbind(1)
     k = torch.arange(width, dtype=torch.int32)

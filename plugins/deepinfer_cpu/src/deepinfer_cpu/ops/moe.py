@@ -157,8 +157,10 @@ def experts(
 ) -> Tensor:
     """Rows of ``d`` through their experts: gate|up, SwiGLU times the routing weight, quantise, down.
 
-    ``w1`` is a stack ``[E, H, 2I]`` (gate columns, then up), ``w2`` ``[E, I, H]``. ``cast`` None (mode ``exact``) leaves
-    the hidden values unquantised. :returns: ``[M, H]`` in the dtype of the dispatched tokens.
+    ``w1`` is a stack ``[E, H, 2I]`` (gate columns, then up), ``w2`` ``[E, I, H]``. ``cast`` None leaves the hidden
+    values unquantised (mode ``exact``).
+
+    :returns: ``[M, H]`` in the dtype of the dispatched tokens.
     """
     if w1.matrix.shape[1] != d.x.shape[1] or w2.matrix.shape[1] * 2 != w1.matrix.shape[2]:
         raise shape_error("moe.experts", "w1, w2", f"[E, {d.x.shape[1]}, 2I], [E, I, H]", (w1.shape, w2.shape))

@@ -26,11 +26,26 @@ def cast_per_token(
 ) -> QuantTensor:
     """Quantise ``x`` ``[..., K]`` (bf16 or fp32) in groups of ``group`` along K.
 
-    Q8 of ``spec/model.md`` 2.0 is ``("e4m3", 32, "ue8m0")``, Q4mx ``("e2m1", 32, "ue8m0")``, Q4nv ``("e2m1", 16, "e4m3")``.
+    In names of ``spec/model.md`` 2.0: Q8 is ``("e4m3", 32, "ue8m0")``, Q4mx ``("e2m1", 32, "ue8m0")`` and Q4nv
+    ``("e2m1", 16, "e4m3")``.
     ``layout`` names the scale layout a product wants; here every layout is plain rows.
 
     :raises ShapeContractError: K is not a multiple of ``group``, or the pair (``fmt``, ``sf``) does not exist.
     """
+    scaled, scale = scale_groups(x, fmt, group, sf)
+    rounded = rounding.round_e4m3(scaled) if fmt == "e4m3" else rounding.round_e2m1(scaled)
+    values = rounded.mul_(scale).view(x.shape)
+    result = QuantTensor(values=values, fmt=fmt, group=group, sf_kind=sf, scaled=scaled, scale=scale)
+    if out is not None:
+        out.values.copy_(values)
+        out.data.copy_(result.data)
+        out.sf.copy_(result.sf)
+        return out
+    return result
+
+
+def scale_groups(x: Tensor, fmt: str, group: int, sf: str) -> tuple[Tensor, Tensor]:
+    """``x`` over its groups' scales, fp32 ``[..., K / group, group]``, and the scales ``[..., K / group, 1]``."""
     width = x.shape[-1]
     if width % group:
         raise shape_error("quant.cast_per_token", "x", f"a last dimension that is a multiple of {group}", width)
@@ -42,28 +57,17 @@ def cast_per_token(
             scale = rounding.pow2_ceil(amax.clamp_(min=rounding.AMAX_FLOOR_E4M3).div_(rounding.E4M3_MAX))
         else:
             scale = rounding.pow2_ceil(amax.clamp_(min=rounding.AMAX_FLOOR_E2M1).div_(rounding.E2M1_MAX))
-        scaled = grouped / scale  # exact: a power of two
-    elif sf == "e4m3" and fmt == "e2m1":
+        return grouped / scale, scale  # exact: a power of two
+    if sf == "e4m3" and fmt == "e2m1":
         amax = amax.clamp_(min=rounding.AMAX_FLOOR_E2M1_E4M3).mul_(rounding.SIXTH).clamp_(max=rounding.E4M3_MAX)
         scale = rounding.round_e4m3(amax)
         # The stored, rounded scale divides, as a multiplication by its fp32 reciprocal: |x / s| may pass 6.
-        scaled = (grouped * scale.reciprocal()).clamp_(-rounding.E2M1_MAX, rounding.E2M1_MAX)
-    elif sf == "f32":
+        return (grouped * scale.reciprocal()).clamp_(-rounding.E2M1_MAX, rounding.E2M1_MAX), scale
+    if sf == "f32":
         top = rounding.E4M3_MAX if fmt == "e4m3" else rounding.E2M1_MAX
         amax = amax.clamp_(min=rounding.AMAX_FLOOR_E4M3 if fmt == "e4m3" else rounding.AMAX_FLOOR_E2M1)
-        scale = amax / top
-        scaled = (grouped * (top / amax)).clamp_(-top, top)
-    else:
-        raise shape_error("quant.cast_per_token", "fmt, sf", f"one of {sorted(FORMATS)}", (fmt, sf))
-    rounded = rounding.round_e4m3(scaled) if fmt == "e4m3" else rounding.round_e2m1(scaled)
-    values = rounded.mul_(scale).view(x.shape)
-    result = QuantTensor(values=values, fmt=fmt, group=group, sf_kind=sf, scaled=scaled, scale=scale)
-    if out is not None:
-        out.values.copy_(values)
-        out.data.copy_(result.data)
-        out.sf.copy_(result.sf)
-        return out
-    return result
+        return (grouped * (top / amax)).clamp_(-top, top), amax / top
+    raise shape_error("quant.cast_per_token", "fmt, sf", f"one of {sorted(FORMATS)}", (fmt, sf))
 
 
 def dequantize(q: QuantTensor, *, dtype: torch.dtype = torch.bfloat16) -> Tensor:
