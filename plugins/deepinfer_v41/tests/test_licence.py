@@ -19,4 +19,8 @@ def test_notice_names_the_copyright_the_licence_and_what_derives_from_it() -> No
     notice = (ROOT / "NOTICE").read_text("utf-8")
     for part in ("Copyright (c) 2001-2024 Python Software Foundation", "LICENSES/PSF-2.0.txt", "v41-tiny", "tokenizer"):
         assert part in notice
-    assert (ROOT / "LICENSES" / "PSF-2.0.txt").read_text("utf-8").startswith("PYTHON SOFTWARE FOUNDATION LICENSE VERSION 2")
+    assert (
+        (ROOT / "LICENSES" / "PSF-2.0.txt")
+        .read_text("utf-8")
+        .startswith("PYTHON SOFTWARE FOUNDATION LICENSE VERSION 2")
+    )

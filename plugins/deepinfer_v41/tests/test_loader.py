@@ -283,14 +283,22 @@ def test_truncated_shard_is_named_with_its_sizes(write: Write, tensors: Tensors,
     cut = data[:keep]
     (directory / FILE).write_bytes(cut)
     expected = f"{FILE}: " + message.format(size=len(cut), full=len(data))
-    assert groups_of(error_of(directory))["unreadable shards"] == [expected]
+    assert groups_of(error_of(directory)) == {"unreadable shards": [expected]}
 
 
 def test_shard_that_is_no_safetensors_file_is_named(write: Write, tensors: Tensors) -> None:
     directory = write(tensors)
     (directory / FILE).write_bytes((20).to_bytes(8, "little") + b"x" * 100)
     expected = [f"{FILE}: its header is not that of a safetensors file"]
-    assert groups_of(error_of(directory))["unreadable shards"] == expected
+    assert groups_of(error_of(directory)) == {"unreadable shards": expected}
+
+
+def test_one_truncated_shard_of_two_does_not_list_its_tensors(write: Write, tensors: Tensors) -> None:
+    directory = write(shards=split(tensors))
+    data = (directory / "b.safetensors").read_bytes()
+    (directory / "b.safetensors").write_bytes(data[:-1])
+    expected = f"b.safetensors: truncated: {len(data) - 1} bytes, its header needs {len(data)}"
+    assert groups_of(error_of(directory)) == {"unreadable shards": [expected]}
 
 
 @pytest.mark.parametrize("shard", ["../a.safetensors", "/etc/passwd", "sub/a.safetensors", "..\\a", "", 3])
@@ -488,3 +496,15 @@ def test_model_without_draft_stages_refuses_drafting(write: Write, tensors: Tens
 def test_unknown_draft_mode_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match="draft is 'maybe'"):
         load_tensors(tmp_path, CONFIG, draft="maybe")  # type: ignore[arg-type]
+
+
+def test_scales_are_checked_in_pieces_too(write: Write, tensors: Tensors, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deepinfer_v41.weights.checks._PIECE", 5)
+    exponents = tensors[SCALE].view(torch.uint8).clone()
+    exponents[3, 0] = exponents[7, 1] = 255
+    tensors[SCALE] = exponents.view(torch.float8_e8m0fnu)
+    assert groups_of(error_of(write(tensors))) == {
+        "missing or wrong scales": [
+            f"{SCALE} (model.safetensors): at [3, 0] is byte 255, which is no number (and 1 more)"
+        ]
+    }

@@ -288,7 +288,7 @@ def _sections(config: Mapping[str, Any], flat: bool, problems: list[Problem]) ->
         for key in ("bos_token_id", "eos_token_id", "pad_token_id")
         if key in part
     }
-    return {"root": config, "text": text, "rope": rope, "ids": ids, "vision": vision or {}}  # type: ignore[dict-item]
+    return {"root": config, "text": text, "rope": rope, "ids": ids, "vision": vision or {}}
 
 
 def _check_names(config: Mapping[str, Any], problems: list[Problem]) -> None:

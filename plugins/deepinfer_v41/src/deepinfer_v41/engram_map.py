@@ -15,6 +15,7 @@ from deepinfer_core.errors import TokenizerError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from tokenizers.normalizers import Normalizer
 
 _REPLACEMENT = "\ufffd"
 # A lone space must survive Strip; it travels through it as a private-use character.
@@ -63,7 +64,7 @@ def compress_vocabulary(tokenizer: Tokenizer, n_tokens: int) -> npt.NDArray[np.i
     return table
 
 
-def _normalizer():  # type: ignore[no-untyped-def]  # a class of the lazily imported library
+def _normalizer() -> Normalizer:
     from tokenizers import Regex, normalizers
 
     return normalizers.Sequence(

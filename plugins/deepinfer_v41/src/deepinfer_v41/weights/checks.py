@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Final
 
+import numpy as np
 import torch
 from deepinfer_core.errors import CheckpointError
 
@@ -15,6 +16,7 @@ from deepinfer_v41.weights.index import ShardSet, StoredTensor
 from deepinfer_v41.weights.problems import Group, Problems
 from deepinfer_v41.weights.table import Role, TensorSpec
 
+_PIECE: Final = 1 << 24
 _FORBIDDEN: Final = {
     re.compile(r"\bhc_\w+_norm\.weight$"): "V4.1 folds this norm into hc_*_fn",
     re.compile(r"\bhc_head_\w+$"): "V4.1 has no learned collapse of the streams",
@@ -101,18 +103,25 @@ def _check_storage(name: str, spec: TensorSpec, shards: ShardSet, problems: Prob
 
 def _check_scale_values(name: str, stored: StoredTensor, shards: ShardSet, problems: Problems) -> None:
     scale = shards.read(name)
-    if stored.dtype == "F32":
-        wrong = find_not_power_of_two(scale)
-        what = "which is no power of two"
-    else:
-        wrong = scale.view(torch.uint8) == E8M0_NAN
-        what = "byte 255, which is no number"
-    if not bool(wrong.any()):
+    flat = scale.reshape(-1)
+    n_wrong, first = 0, -1
+    # In pieces: the scales of a released Engram table are 3 GB, and the test makes temporaries of their size.
+    for start in range(0, flat.numel(), _PIECE):
+        piece = flat[start : start + _PIECE]
+        wrong = find_not_power_of_two(piece) if stored.dtype == "F32" else piece.view(torch.uint8) == E8M0_NAN
+        count = int(wrong.sum())
+        if count and first < 0:
+            first = start + int(wrong.to(torch.uint8).argmax())
+        n_wrong += count
+    if not n_wrong:
         return
-    places = wrong.nonzero()
-    value = f"{float(scale[wrong][0]):g}, " if stored.dtype == "F32" else ""
-    more = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
-    problems.add(Group.SCALE, f"{name} ({stored.shard}): at {places[0].tolist()} is {value}{what}{more}")
+    place = [int(index) for index in np.unravel_index(first, stored.shape)]
+    if stored.dtype == "F32":
+        what = f"{float(flat[first]):g}, which is no power of two"
+    else:
+        what = f"byte {E8M0_NAN}, which is no number"
+    more = f" (and {n_wrong - 1} more)" if n_wrong > 1 else ""
+    problems.add(Group.SCALE, f"{name} ({stored.shard}): at {place} is {what}{more}")
 
 
 def _grid(spec: TensorSpec) -> str:

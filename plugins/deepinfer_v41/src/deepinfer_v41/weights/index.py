@@ -56,15 +56,16 @@ class ShardSet:
 def open_shards(directory: Path, problems: Problems) -> ShardSet:
     """Find and open all shards of the checkpoint in ``directory``; what is wrong goes to ``problems``.
 
-    Raises ModelNotFound when there is no such directory, CheckpointError when it has no readable list of weights.
+    Raises ModelNotFound when there is no such directory, CheckpointError when there is no list of weights or no shard
+    can be read.
     """
     if not directory.is_dir():
         raise ModelNotFound(f"no model directory {directory}", remedy="give the directory that holds config.json")
     if (directory / INDEX_NAME).is_file():
-        placement: dict[str, str] | None = _read_index(directory / INDEX_NAME)
+        placement = _read_index(directory / INDEX_NAME)
         names = sorted(set(placement.values()))
     elif (directory / SINGLE_NAME).is_file():
-        placement, names = None, [SINGLE_NAME]
+        placement, names = {}, [SINGLE_NAME]
     else:
         raise _no_weights(directory)
     handles = {}
@@ -72,6 +73,11 @@ def open_shards(directory: Path, problems: Problems) -> ShardSet:
         handle = _open_shard(directory, name, placement, problems)
         if handle is not None:
             handles[name] = handle
+    if not handles:
+        # With nothing to read, a list of all tensors as missing would hide the cause.
+        problems.raise_if_any()
+    if not placement:
+        placement = dict.fromkeys(handles[SINGLE_NAME].keys(), SINGLE_NAME)
     return _place(placement, handles, problems)
 
 
@@ -117,10 +123,10 @@ def _no_weights(directory: Path) -> CheckpointError:
     )
 
 
-def _open_shard(directory: Path, name: str, placement: Mapping[str, str] | None, problems: Problems) -> Any:
+def _open_shard(directory: Path, name: str, placement: Mapping[str, str], problems: Problems) -> Any:
     path = directory / name
     if not path.is_file():
-        wanted = [tensor for tensor, shard in (placement or {}).items() if shard == name]
+        wanted = [tensor for tensor, shard in placement.items() if shard == name]
         more = f" and {len(wanted) - 3} more" if len(wanted) > 3 else ""
         problems.add(Group.MISSING_SHARD, f"{name}: the index names it for {', '.join(wanted[:3])}{more}")
         return None
@@ -148,10 +154,8 @@ def _damage(path: Path) -> str | None:
     return f"truncated: {size} bytes, its header needs {needed}" if needed > size else None
 
 
-def _place(placement: Mapping[str, str] | None, handles: Mapping[str, Any], problems: Problems) -> ShardSet:
+def _place(placement: Mapping[str, str], handles: Mapping[str, Any], problems: Problems) -> ShardSet:
     contents = {shard: frozenset(handle.keys()) for shard, handle in handles.items()}
-    if placement is None:
-        placement = {name: shard for shard, names in contents.items() for name in names}
     tensors: dict[str, StoredTensor] = {}
     unreachable = set()
     for stored_name, shard in sorted(placement.items()):
