@@ -204,6 +204,18 @@ def test_field_outside_its_rule_is_named(name: str, value: object) -> None:
     assert fields_of(problem_of(released(**{name: value}))) == [name]
 
 
+@pytest.mark.parametrize("name", ["engram_vocab_size", "engram_n_heads", "engram_max_ngram_size", "swiglu_limit"])
+def test_absurdly_large_value_is_refused_at_once(name: str) -> None:
+    assert name in fields_of(problem_of(released(**{name: 10**400})))
+
+
+def test_vision_section_of_no_layers_needs_no_dimensions() -> None:
+    config = V41Config.from_dict(released() | {"vision_config": {"num_hidden_layers": 0}})
+    assert config.vision is not None
+    error = problem_of(released() | {"vision_config": {"num_hidden_layers": 1}})
+    assert "vision_config.hidden_size" in fields_of(error)
+
+
 def test_several_wrong_fields_are_listed_together() -> None:
     error = problem_of(released(hidden_size="a", head_dim=None, hidden_act="relu"))
     assert fields_of(error) == ["hidden_size", "head_dim", "hidden_act"]

@@ -155,9 +155,9 @@ class V41Config:
     # --- Engram
     engram_layer_ids: tuple[int, ...] = integers(0)
     engram_num_embeddings: tuple[int, ...] = integers(1)
-    engram_max_ngram_size: int = integer(2)
-    engram_vocab_size: int = integer(2)
-    engram_n_heads: int = integer(1)
+    engram_max_ngram_size: int = integer(2, 64)
+    engram_vocab_size: int = integer(2, 1 << 40)
+    engram_n_heads: int = integer(1, 4096)
     engram_head_dim: int = integer(1)
     engram_pad_token_id: int = integer(0, flat="engram_pad_id")
     engram_compressed_vocab_size: int = integer(1)

@@ -174,7 +174,7 @@ def read_fields(
             continue
         try:
             values[attribute.name] = declaration.check(value) if shown in source else value
-        except Rejected:
+        except (Rejected, OverflowError):  # an int beyond float's range overflows in the finite check
             problems.append(Problem(label, value, declaration.rule, f"correct {label} in the model's config.json"))
     return values
 
