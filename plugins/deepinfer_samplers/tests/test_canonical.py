@@ -182,6 +182,12 @@ def test_eos_suppress_masks_only_the_named_pairs():
     assert out.sampled_ids[2] in (1, 3)
 
 
+def test_eos_suppress_of_a_head_row_beyond_the_vocabulary_is_harmless():
+    logits = torch.tensor([[1.0, 2.0, np.nan, 9.0]])
+    out = sample(logits, 2, temperature=0.0, eos_suppress=np.array([[0, 1], [0, 2], [0, 3]], np.int32))
+    assert (out.sampled_ids.tolist(), out.row_status.tolist()) == ([0], [0])
+
+
 def test_eos_suppress_of_every_token_reports_nothing_allowed():
     pairs = np.array([[0, 0], [0, 1]], np.int32)
     assert sample([[1.0, 2.0], [1.0, 2.0]], eos_suppress=pairs).row_status.tolist() == [2, 0]

@@ -65,11 +65,12 @@ class CanonicalSampler:
                 f" got {str(logits.dtype).removeprefix('torch.')} {tuple(logits.shape)}"
             )
         with torch.inference_mode():
-            return self._sample(logits.detach()[:, : self.vocab_size], read(inputs, logits.shape[0], self.vocab_size))
+            return self._sample(logits.detach(), read(inputs, logits.shape[0], logits.shape[1], self.vocab_size))
 
     def _sample(self, logits: torch.Tensor, step: StepParameters) -> SamplerOutput:
         n, device = len(step), logits.device
         logits, hidden_nan = _suppress(logits, step)
+        logits = logits[:, : self.vocab_size]
         if step.rows is None:
             logits, hidden_nan = logits[:n], hidden_nan[:n]
         else:

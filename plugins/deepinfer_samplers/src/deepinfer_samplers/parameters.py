@@ -45,8 +45,8 @@ class StepParameters:
         return len(self.temperature)
 
 
-def read(inputs: SamplerInputs, n_rows: int, vocab_size: int) -> StepParameters:
-    """Read and check one step's parameters against logits of ``n_rows`` rows.
+def read(inputs: SamplerInputs, n_rows: int, width: int, vocab_size: int) -> StepParameters:
+    """Read and check one step's parameters against logits of ``n_rows`` rows and ``width`` columns.
 
     :raises NotSupported: the step asks for penalties, bias, a grammar, drafts or lists of logprobs.
     :raises ShapeContractError: an array's length, a row or a token id does not fit the logits.
@@ -63,7 +63,7 @@ def read(inputs: SamplerInputs, n_rows: int, vocab_size: int) -> StepParameters:
         temperature=temperature,
         rows=rows,
         forced=_forced(inputs, n, rows, vocab_size),
-        suppressed=_suppressed(inputs, n_rows, vocab_size),
+        suppressed=_suppressed(inputs, n_rows, width, vocab_size),
         **columns,
     )
 
@@ -130,7 +130,7 @@ def _forced(
     return forced if bool((forced >= 0).any()) else None
 
 
-def _suppressed(inputs: SamplerInputs, n_rows: int, vocab_size: int) -> npt.NDArray[np.int32] | None:
+def _suppressed(inputs: SamplerInputs, n_rows: int, width: int, vocab_size: int) -> npt.NDArray[np.int32] | None:
     values = getattr(inputs, "eos_suppress", None)
     if not _present(values):
         return None
@@ -138,11 +138,11 @@ def _suppressed(inputs: SamplerInputs, n_rows: int, vocab_size: int) -> npt.NDAr
     if pairs.ndim != 2 or pairs.shape[1] != 2:
         raise _misfit("eos_suppress", "shape (X, 2)", f"shape {pairs.shape}")
     low, high = pairs.min(0), pairs.max(0)
-    if int(low.min()) < 0 or int(high[0]) >= n_rows or int(high[1]) >= vocab_size:
-        bounds = f"(0..{n_rows - 1}, 0..{vocab_size - 1})"
+    if int(low.min()) < 0 or int(high[0]) >= n_rows or int(high[1]) >= width:
+        bounds = f"(0..{n_rows - 1}, 0..{width - 1})"
         got = f"{tuple(low.tolist())} to {tuple(high.tolist())}"
         raise _misfit("eos_suppress", f"(logit row, token) within {bounds}", got)
-    return pairs
+    return pairs if int(high[1]) < vocab_size else pairs[pairs[:, 1] < vocab_size]  # others cannot be chosen anyway
 
 
 def _unsupported(field: str, feature: str, remedy: str) -> NotSupported:
