@@ -1,9 +1,9 @@
 """Finds where two FP32 runs first part, and says why (``golden/README.md``, "How near is near").
 
 A run is a chain of continuous values and discrete choices: cache codes, selections, experts. Continuous values agree to
-rounding until a choice differs. So the roots of any difference are choices with no differing choice before them, "before"
-being an earlier stage of the model at the same or an earlier position. A root is explained if the choice was a close
-call: a cache value next to a rounding midpoint, or scores of nearly equal size.
+rounding until a choice differs. So the roots of any difference are choices with no differing choice before them:
+"before" is an earlier stage of the model at the same or an earlier position. A root is explained if the choice was a
+close call: a cache value next to a rounding midpoint, or scores of nearly equal size.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CLOSE_CODE = 1e-5
 
 @frozen(order=True)
 class Root:
-    """A choice that differs with nothing before it differing. ``closeness``: margin, or relative distance to a midpoint."""
+    """A choice that differs while none before it does. ``closeness``: margin, or relative distance to a midpoint."""
 
     stage: int
     position: int
@@ -53,8 +53,8 @@ def e4m3_distance(scaled: Tensor) -> Tensor:
 def code_distance(values: Tensor, differs: Tensor, kind: str) -> Tensor:
     """``[rows]``: how near to another code the codes that differ were, or how near their scale to another scale.
 
-    Distances are relative to the value, or to a tenth of its group's largest one where that is more: rounding noise of a
-    sum follows the size of its terms, not of what they cancel to.
+    Distances are relative to the value, or to a tenth of its group's largest one where that is more: rounding noise of
+    a sum follows the size of its terms, not of what they cancel to.
     """
     group = 16 if kind == "main" else 32
     g, d = values.float().abs().unflatten(-1, (-1, group)), differs.unflatten(-1, (-1, group))
