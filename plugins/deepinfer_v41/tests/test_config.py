@@ -82,6 +82,11 @@ def test_flat_config_of_bf16_weights_is_unquantized() -> None:
     assert fields_of(problem_of(config | {"expert_dtype": "fp4"})) == ["dtype, expert_dtype"]
 
 
+def test_flat_config_of_another_architecture_is_refused() -> None:
+    config = flat(RELEASED) | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    assert fields_of(problem_of(config)) == ["architectures", "model_type"]
+
+
 def test_shipped_config_is_accepted() -> None:
     text = (files("deepinfer_v41") / "checkpoints" / "v41-tiny" / "config.json").read_text("utf-8")
     config = V41Config.from_dict(json.loads(text))
