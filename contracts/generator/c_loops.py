@@ -263,7 +263,10 @@ class Loop:
         self.leftovers.append(f"{rest}")
         self.after += [
             f"int {rest} = {left} != 0 || {wrong} || {differing};",
-            f"for ({j}++; !{rest} && {j} < {inner.bound()}; {j}++) {{ {' '.join(inner.statements)} {rest} = {count} != 0; }}",
+            (
+                f"for ({j}++; !{rest} && {j} < {inner.bound()}; {j}++)"
+                f" {{ {' '.join(inner.statements)} {rest} = {count} != 0; }}"
+            ),
         ]
         if inner.statements:
             self.after[-1] = self.after[-1].replace(f"{wrong} = 1; break;", f"{rest} = 1; break;")

@@ -120,7 +120,7 @@ static int di_violation(di_error *error, di_site at, int64_t index, double value
     return DI_E_CONTRACT;
 }
 
-/* Presence, dtype and dimensions. 0 = in order; else the failed aspect: 1 presence, 2 dtype, 3 dimensions, 4 strides. */
+/* 0 = in order; else what is wrong: 1 presence, 2 dtype, 3 dimensions, 4 strides. */
 static int di_view_fault(const di_view *v, bool allowed, bool required, int32_t dtype, int32_t ndim, int64_t *value)
 {
     *value = 0;
@@ -186,7 +186,10 @@ class _Emitter:
     def envelope(self) -> list[str]:
         path = "rec->base." if self.c.base else "rec->"
         rows = []
-        for n, cond in (("struct_size", f"{path}struct_size < sizeof *rec"), ("chain", f"{path}chain != DI_HASH_{self.c.macro}")):
+        for n, cond in (
+            ("struct_size", f"{path}struct_size < sizeof *rec"),
+            ("chain", f"{path}chain != DI_HASH_{self.c.macro}"),
+        ):
             f = Field(name=n, dtype="u64", doc="")
             text = "struct_size >= sizeof record" if n == "struct_size" else "chain of this contract"
             rows.append(
@@ -220,8 +223,10 @@ class _Emitter:
             site = self.site(f, -1, "@").replace('"@"', sites)
             out += [
                 opening,
-                f"int64_t value; const int fault = di_view_fault(&{s.path('', f.name)}, {ok}, {need},"
-                f" DI_DTYPE_{f.dtype.upper()}, {len(f.shape or ())}, &value);",
+                (
+                    f"int64_t value; const int fault = di_view_fault(&{s.path('', f.name)}, {ok}, {need},"
+                    f" DI_DTYPE_{f.dtype.upper()}, {len(f.shape or ())}, &value);"
+                ),
                 f"if (fault) return di_violation(error, {site}, -1, 0, true, value);",
                 closing,
             ]
@@ -235,7 +240,9 @@ class _Emitter:
                 keyed = "(" in d.name
                 capacity = "DI_MAX_RATIOS" if d.name.endswith("(r)") else "DI_MAX_DRAFT_STEPS"
                 name = f"free_{dim_name(d.name)}"
-                out.append(f"int64_t {name}{f'[{capacity}]' if keyed else ''}{' = {0}' if keyed else ' = -1'}; (void){name};")
+                out.append(
+                    f"int64_t {name}{f'[{capacity}]' if keyed else ''}{' = {0}' if keyed else ' = -1'}; (void){name};"
+                )
                 if keyed:
                     out.append(f"for (int k = 0; k < {capacity}; k++) {name}[k] = -1;")
         return out, {}
@@ -265,7 +272,8 @@ class _Emitter:
                 ctype = c_type(s.field_of(e.owner, e.name))
                 s.lines += [
                     f"if (!di_readable(&{path})) continue;",
-                    f"const {ctype} *f{k} = {path}.data; const int64_t n{k} = di_size(&{path}); (void)f{k}; (void)n{k};",
+                    f"const {ctype} *f{k} = {path}.data; const int64_t n{k} = di_size(&{path});",
+                    f"(void)f{k}; (void)n{k};",
                 ]
 
     def shapes(self) -> list[str]:
@@ -277,7 +285,9 @@ class _Emitter:
             out.append(opening)
             path = self.scratch().path("", f.name)
             out.append(f"const di_view *v = &{path}; if (!di_present(v)) continue;")
-            variants = [("", f.shape)] if f.decode_shape is None else [("prefill", f.shape), ("!prefill", f.decode_shape)]
+            variants = (
+                [("", f.shape)] if f.decode_shape is None else [("prefill", f.shape), ("!prefill", f.decode_shape)]
+            )
             for condition, shape in variants:
                 for axis, text in enumerate(shape):
                     out += self.axis(f, axis, text, condition)
@@ -297,7 +307,9 @@ class _Emitter:
             s = self.scratch()
             s.on_undefined = fault
             self.dim_values({x.name for x in e.walk() if x.op == "dim"}, s)
-            lines = [line.replace("continue;", fault) if line.startswith("if (!di_readable") else line for line in s.lines]
+            lines = [
+                line.replace("continue;", fault) if line.startswith("if (!di_readable") else line for line in s.lines
+            ]
             before = len(s.lines)
             value = Loop(s).scalar(e)
             body = [*lines, *s.lines[before:], f"if (v->shape[{axis}] != {value}) {fault}"]
@@ -341,7 +353,8 @@ class _Emitter:
             s.lines += [
                 f"const int64_t n = {n}; int ok = 1;",
                 f"for (int64_t i = 0; i < n; i++) ok &= {condition};",
-                f"if (!ok) for (int64_t i = 0; i < n; i++) if (!{condition}) {self.report(site, 'i', rule.witness, shown)}",
+                "if (!ok) for (int64_t i = 0; i < n; i++)",
+                f"if (!{condition}) {self.report(site, 'i', rule.witness, shown)}",
             ]
             differing = loop.differing()
             if differing != "0":
@@ -454,8 +467,8 @@ def _table(schema: Schema) -> str:
         parts.append(f"static const uint64_t chain_{c.file}[] = DI_CHAIN_{c.macro};\n")
         parts.append(f"static const char *const fields_{c.file}[] = {{\n{names},\n}};\n")
         rows.append(
-            f"    {{{_quote(c.name)}, {_quote(c.version)}, DI_FIELDS_{c.macro}, (uint32_t)sizeof({c.struct}), chain_{c.file},"
-            f"\n     {_quote(c.semantic_hash)}, fields_{c.file}}},\n"
+            f"    {{{_quote(c.name)}, {_quote(c.version)}, DI_FIELDS_{c.macro}, (uint32_t)sizeof({c.struct}),\n"
+            f"     chain_{c.file}, {_quote(c.semantic_hash)}, fields_{c.file}}},\n"
         )
     return (
         "".join(parts)
@@ -468,8 +481,9 @@ def _table(schema: Schema) -> str:
 def checks(schema: Schema) -> str:
     functions = "\n".join(_Emitter(schema, c).function() for c in schema.contracts)
     return (
-        f"/* {BANNER}\n *\n * Validators of the contract records and the table that `deepinfer_contracts.verify` reads.\n"
+        f"/* {BANNER}\n *\n * Validators of the records, and the table that `deepinfer_contracts.verify` reads.\n"
         " * Each rule is one loop over its arrays: O(length), no allocation.\n */\n"
-        '#include "di_contracts.h"\n\n#include <math.h>\n#include <stdbool.h>\n#include <stdio.h>\n#include <string.h>\n'
+        '#include "di_contracts.h"\n\n'
+        "#include <math.h>\n#include <stdbool.h>\n#include <stdio.h>\n#include <string.h>\n"
         f"{PRELUDE}\n{functions}\n{_table(schema)}"
     )

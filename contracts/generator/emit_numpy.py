@@ -90,8 +90,8 @@ def _rule(i: int, r: Rule) -> str:
     arrays = _tuple([f"({owner == 'step'}, {name!r})" for owner, name in r.arrays])
     step = any(e.owner == "step" for e in r.exprs)
     return (
-        f"        RuleSpec({i}, {r.field.name!r}, {r.text!r}, {r.full}, {r.form!r}, {r.field.per!r}, {r.field.ratios!r},\n"
-        f"            {arrays}, {step}, {r.only_scalars},\n"
+        f"        RuleSpec({i}, {r.field.name!r}, {r.text!r}, {r.full},\n"
+        f"            {r.form!r}, {r.field.per!r}, {r.field.ratios!r}, {arrays}, {step}, {r.only_scalars},\n"
         f"            {_tuple([_lambda(g) for g in r.guards])},\n"
         f"            {_tuple([_lambda(b) for b in r.body])},\n"
         f"            {_lambda(r.witness)}),\n"
@@ -110,7 +110,8 @@ def _contract(schema: Schema, c: Contract) -> str:
     fields = "".join(_field(schema, c, f) for f in c.all_fields)
     rules = "".join(_rule(i, r) for i, r in enumerate(rules_of(schema, c)))
     return (
-        f"    {c.name!r}: ContractSpec(\n      name={c.name!r},\n      prefill={phase},\n      dims={{\n{dims}      }},\n"
+        f"    {c.name!r}: ContractSpec(\n      name={c.name!r},\n"
+        f"      prefill={phase},\n      dims={{\n{dims}      }},\n"
         f"      fields=(\n{fields}      ),\n      rules=(\n{rules}      ),\n    ),\n"
     )
 

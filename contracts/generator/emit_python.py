@@ -96,7 +96,8 @@ def chains(schema: Schema) -> str:
         chain = "".join(f"        0x{h:016x},\n" for h in c.chain)
         infos.append(
             f'    "{c.name}": ContractInfo(\n        name="{c.name}", version="{c.version}", struct="{c.struct}",\n'
-            f'        semantic_hash="{c.semantic_hash}",\n        fields=(\n{links}        ),\n        chain=(\n{chain}        ),\n    ),\n'
+            f'        semantic_hash="{c.semantic_hash}",\n'
+            f"        fields=(\n{links}        ),\n        chain=(\n{chain}        ),\n    ),\n"
         )
     dtypes = "".join(f'    "{n}": ("{np}", {size}),\n' for n, (_, size, np) in DTYPES.items())
     return f'''{_HEAD}

@@ -388,7 +388,9 @@ def _enum_check(schema: Schema, f: Field) -> str:
     else:
         if sorted(values) != list(range(min(values), max(values) + 1)):
             raise SchemaError(f"enums.toml: {f.enum}: values of an enum that a field uses must have no gap")
-        text = f"{subject} <= {max(values)}" if f.dtype.startswith("u") else f"{min(values)} <= {subject} <= {max(values)}"
+        text = (
+            f"{subject} <= {max(values)}" if f.dtype.startswith("u") else f"{min(values)} <= {subject} <= {max(values)}"
+        )
     return f"all({text})" if f.is_array else text
 
 

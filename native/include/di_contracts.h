@@ -8,8 +8,8 @@
  *
  * di_check_<record> validates at a level (enum di_level) and returns 0, or DI_E_CONTRACT with *error filled (which may
  * be NULL). BOUNDARY is O(N + T) and FULL adds uniqueness and recomputation; neither allocates. Uniqueness uses
- * limits->scratch (16 bytes for each element give O(n)); without it, it compares pairs. The _in variants also compare
- * with the step's SchedulerOutputs; step may be NULL.
+ * limits->scratch (8-byte aligned; 64 bytes for each element are enough) in O(n); without it, it compares pairs.
+ * The _in variants also compare with the SchedulerOutputs of the same step, which may be NULL.
  */
 #ifndef DI_CONTRACTS_H
 #define DI_CONTRACTS_H

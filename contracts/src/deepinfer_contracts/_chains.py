@@ -333,7 +333,7 @@ CONTRACTS: Mapping[str, ContractInfo] = {
     ),
     "SamplerOutput": ContractInfo(
         name="SamplerOutput", version="1.0", struct="di_sampler_output",
-        semantic_hash="03c5ecdf6da02f55c22e6db084a6a6438a81dc8a90a45f1490a9d184b1da3603",
+        semantic_hash="a33ff2bb0df6a3257126f7d548aff64cb20690c61f8091ac49f16ad8b3e3bdcd",
         fields=(
         ("struct_size", "u32"),
         ("chain", "u64"),

@@ -223,7 +223,8 @@ class Env:
         return np.arange(max(int(n), 0), dtype=np.int64)
 
     def diff(self, x: Vector) -> Vector:
-        return x[1:] - x[:-1]
+        steps: Vector = x[1:] - x[:-1]
+        return steps
 
     def shift(self, x: Vector, fill: Any) -> Vector:
         """The element before; ``fill`` before the first."""
@@ -234,10 +235,12 @@ class Env:
         return out
 
     def slice(self, x: Vector, low: int, high: int) -> Vector:
-        return x[low : len(x) - high if high else None]
+        part: Vector = x[low : max(len(x) - high, 0)]
+        return part
 
     def cumsum(self, x: Vector) -> Vector:
-        return np.cumsum(x, dtype=np.int64)
+        total: Vector = np.cumsum(x, dtype=np.int64)
+        return total
 
     def _counts(self, x: Vector, counts: Vector) -> tuple[Vector, Vector]:
         x, counts = self._pair(x, counts)
@@ -252,12 +255,14 @@ class Env:
     def repeat(self, x: Vector, counts: Vector) -> Vector:
         """Element i of ``x``, ``counts[i]`` times."""
         x, counts = self._counts(x, counts)
-        return np.repeat(x, counts)
+        out: Vector = np.repeat(x, counts)
+        return out
 
     def ramp(self, counts: Vector) -> Vector:
         """0 .. counts[0]-1, 0 .. counts[1]-1, ..."""
         counts, _ = self._counts(counts, counts)
-        return np.arange(counts.sum(), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
+        out: Vector = np.arange(counts.sum(), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
+        return out
 
     def gather(self, x: Vector, index: Vector) -> Vector:
         """``x[index]``; an index outside makes the check fail there."""
@@ -275,7 +280,8 @@ class Env:
         at = int(index) + (len(x) if index < 0 else 0)
         if not 0 <= at < len(x):
             raise Undefined
-        return x[at].item()
+        value: int | float | bool = x[at].item()
+        return value
 
     # --- reductions --------------------------------------------------------------------------------------------
 

@@ -100,7 +100,8 @@ class _Run:
         if not per:
             yield
         elif per == "draft_step":
-            for self.env.j in range(self.env.limits.num_draft + 1):
+            for j in range(self.env.limits.num_draft + 1):
+                self.env.j = j
                 yield
         else:
             limits = self.env.limits
