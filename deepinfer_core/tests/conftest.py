@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
-
 from deepinfer_core.tokenizer import Tokenizer
+
+# Pytest runs in importlib mode, which adds no path: the helper modules of this folder are found here.
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")

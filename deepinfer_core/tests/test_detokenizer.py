@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import itertools
 
 from deepinfer_core.detokenizer import Detokenizer, incomplete_tail
 from deepinfer_core.tokenizer import Tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 BYTES = [bytes([value]) for value in range(256)]
 
@@ -36,7 +37,7 @@ def test_any_bytes_one_at_a_time_equal_decoding_in_one_go(data: bytes) -> None:
 def test_valid_text_never_shows_a_replacement_sign(text: str, marks: set[int]) -> None:
     data = text.encode()
     edges = sorted({0, len(data), *(mark % (len(data) + 1) for mark in marks)})
-    table = [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    table = [data[a:b] for a, b in itertools.pairwise(edges)]
     pieces = streamed(Detokenizer(table), list(range(len(table))))
     assert "".join(pieces) == text
     assert ("\ufffd" in "".join(pieces)) == ("\ufffd" in text)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
+from deepinfer_core.stops import StopScanner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from deepinfer_core.stops import StopScanner
 
 
 def plain_search(text: str, stops: list[str]) -> tuple[str, str | None]:
@@ -37,7 +38,7 @@ def scan(pieces: list[str], stops: list[str]) -> tuple[str, str | None, int]:
 
 def cut(text: str, marks: set[int]) -> list[str]:
     edges = sorted({0, len(text), *(mark % (len(text) + 1) for mark in marks)})
-    return [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [text[a:b] for a, b in itertools.pairwise(edges)]
 
 
 @settings(max_examples=300, deadline=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from attrs import frozen
@@ -24,13 +24,19 @@ DEFAULT_BATCHED_TOKENS = 4096
 class Parts(Protocol):
     """What this module needs of an assembly."""
 
-    config: EngineConfig
-    card: ModelCard
-    backend: Backend
-    model: Model
-    cache_specs: Sequence[CacheSpec]
-    hints: SchedulerHints
-    make_sampler: Callable[..., Sampler]
+    @property
+    def config(self) -> EngineConfig: ...
+    @property
+    def card(self) -> ModelCard: ...
+    @property
+    def backend(self) -> Backend: ...
+    @property
+    def model(self) -> Model: ...
+    @property
+    def cache_specs(self) -> Sequence[CacheSpec]: ...
+    @property
+    def hints(self) -> SchedulerHints: ...
+    def make_sampler(self, name: str | None, params: Mapping[str, Any], vocab_size: int) -> Sampler: ...
 
 
 @frozen

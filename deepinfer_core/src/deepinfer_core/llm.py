@@ -13,7 +13,7 @@ from deepinfer_core.runs import Run, Stream
 from deepinfer_core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from deepinfer_core.build import Built
+    from deepinfer_core.build import Built, Parts
     from deepinfer_core.config import EngineConfig
     from deepinfer_core.steps import PhaseTimes
     from deepinfer_core.tokenizer import Tokenizer
@@ -44,28 +44,27 @@ class LLM:
         config = EngineConfig.resolve(given, flag_origin="argument")
         for line in config.warnings:
             warnings.warn(line, stacklevel=2)
-        assembly = assemble(config)
-        try:
-            self._start(assembly, None)
-        except BaseException:
-            assembly.close("error")
-            raise
+        self._start(assemble(config), None)
         for line in self.built.plan.warnings:
             warnings.warn(line, stacklevel=2)
 
     @classmethod
-    def from_assembly(cls, assembly: object, tokenizer: Tokenizer | None = None) -> Self:
-        """An LLM over parts that are already there (``deepinfer_core.assembly.Assembly``)."""
+    def from_assembly(cls, assembly: Parts, tokenizer: Tokenizer | None = None) -> Self:
+        """An LLM over parts that are already there (``deepinfer_core.assembly.Assembly``); it closes them."""
         self = cls.__new__(cls)
         self._start(assembly, tokenizer)
         return self
 
-    def _start(self, assembly: object, tokenizer: Tokenizer | None) -> None:
+    def _start(self, assembly: Parts, tokenizer: Tokenizer | None) -> None:
         from deepinfer_core.build import build_engine  # needs the native core
 
-        self.built: Built = build_engine(assembly, tokenizer)  # type: ignore[arg-type]  # checked by its Protocol
-        self.config: EngineConfig = assembly.config  # type: ignore[attr-defined]
         self.assembly = assembly
+        try:
+            self.built: Built = build_engine(assembly, tokenizer)
+        except BaseException:
+            self._close_assembly()
+            raise
+        self.config: EngineConfig = assembly.config
         self._engine = self.built.engine
 
     def generate(
@@ -134,9 +133,12 @@ class LLM:
         engine = getattr(self, "_engine", None)
         if engine is not None:
             engine.close()
-            close = getattr(self.assembly, "close", None)
-            if close is not None:
-                close()
+            self._close_assembly()
+
+    def _close_assembly(self) -> None:
+        close = getattr(self.assembly, "close", None)
+        if close is not None:
+            close()
 
     def __enter__(self) -> Self:
         return self

@@ -78,9 +78,9 @@ def plan_pools(
     least = MIN_UNITS * (block + swa + state)
     if least > kv_memory:
         raise CapacityError(
-            f"the caches of one sequence need {_mib(least)}, --kv-memory is {_mib(kv_memory)}",
+            f"the caches of one sequence need {_at_least(least)}, --kv-memory is {_at_most(kv_memory)}",
             reason=f"2 units of each pool: block {block:,} B, swa slot {swa:,} B, state slot {state:,} B",
-            remedy=f"set --kv-memory to {_mib(least)} or more",
+            remedy=f"set --kv-memory to {_at_least(least)} or more",
             details={"needed_bytes": least, "available_bytes": kv_memory},
         )
     wanted = int(SLOT_FACTOR * max_num_seqs) + 1
@@ -94,7 +94,7 @@ def plan_pools(
     if seqs < max_num_seqs:
         warnings.append(
             f"W_CAPACITY: {seqs} sequences run at once instead of {max_num_seqs}: "
-            f"{_mib(kv_memory)} hold {slots - 1} slots of {swa + state:,} B beside the blocks; raise --kv-memory"
+            f"{_at_most(kv_memory)} hold {slots - 1} slots of {swa + state:,} B beside the blocks; raise --kv-memory"
         )
     # More blocks than all sequences at full length could use would only cost memory.
     useful = seqs * -(-max_model_len // block_size) + 1
@@ -125,8 +125,11 @@ def plan_pools(
     )
 
 
-def _mib(nbytes: int) -> str:
-    """``nbytes`` for a person, rounded up so that the number can be used as a setting."""
-    if nbytes >= 1 << 20:
-        return f"{-(-nbytes // (1 << 20))}MiB"
-    return f"{-(-nbytes // 1024)}KiB"
+def _at_least(nbytes: int) -> str:
+    """``nbytes`` as a value of the setting, rounded up."""
+    return f"{-(-nbytes // (1 << 20))}MiB" if nbytes >= 1 << 20 else f"{nbytes}B"
+
+
+def _at_most(nbytes: int) -> str:
+    """The same, rounded down."""
+    return f"{nbytes // (1 << 20)}MiB" if nbytes >= 1 << 20 else f"{nbytes}B"

@@ -28,7 +28,6 @@ def refuse(name: str, value: object, allowed: str) -> InvalidParameter:
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     return InvalidParameter(
         f"{name} is {shown}; allowed: {allowed}",
-        remedy=f"set {name} to {allowed}",
         details={"field": name, "value": shown, "allowed": allowed},
     )
 
@@ -99,13 +98,18 @@ def _min_tokens(value: object) -> int:
     return as_int("min_tokens", value, 0, INT32_MAX, "an integer >= 0 and <= max_tokens")
 
 
-def _flag(name: str) -> Any:
-    def convert(value: object) -> bool:
-        if not isinstance(value, bool):
-            raise refuse(name, value, "true or false")
-        return value
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise refuse(name, value, "true or false")
+    return value
 
-    return convert
+
+def _ignore_eos(value: object) -> bool:
+    return _flag("ignore_eos", value)
+
+
+def _include_stop(value: object) -> bool:
+    return _flag("include_stop", value)
 
 
 def _stop(value: object) -> tuple[str, ...]:
@@ -197,10 +201,10 @@ class SamplingParams:
     min_p: float = field(default=0.0, converter=_min_p)
     max_tokens: int = field(default=16, converter=_max_tokens)
     min_tokens: int = field(default=0, converter=_min_tokens)
-    ignore_eos: bool = field(default=False, converter=_flag("ignore_eos"))
+    ignore_eos: bool = field(default=False, converter=_ignore_eos)
     stop: tuple[str, ...] = field(default=(), converter=_stop)
     stop_token_ids: tuple[int, ...] = field(default=(), converter=_stop_token_ids)
-    include_stop: bool = field(default=False, converter=_flag("include_stop"))
+    include_stop: bool = field(default=False, converter=_include_stop)
     seed: int | None = field(default=None, converter=_seed)
 
     n: int = _absent(1, _answers)

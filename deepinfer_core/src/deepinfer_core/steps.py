@@ -116,7 +116,10 @@ class StepRunner:
             # No row of this step ends its prompt: there is nothing to sample.
             return self.nothing(n), NO_ROWS
         with _named("core.pack_sampler"):
-            wanted = self._backend.bind_inputs(core.pack_sampler(step_id))
+            rows = core.pack_sampler(step_id)
+        with _named("backend.bind_inputs"):
+            wanted = self._backend.bind_inputs(rows)
+        with _named("model.forward"):  # whose result cannot be indexed otherwise
             if is_prefill or n != int(outputs.num_batched_tokens):
                 hidden = hidden[wanted.selected_rows]
         t4 = perf_counter_ns()

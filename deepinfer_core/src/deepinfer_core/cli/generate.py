@@ -1,0 +1,206 @@
+"""``deepinfer generate``: prompts in, text or JSON lines out (``spec/sampling.md`` 5.2).
+
+Standard output carries results only. Everything else, the backend line, warnings, progress and errors, goes to standard
+error. Each input has one result, in order, also when it fails; the exit status is then 1.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Literal
+
+import click
+
+from deepinfer_core.cli.sampling_options import DEFAULT_MAX_TOKENS, given_sampling, sampling_options
+from deepinfer_core.cli.state import CommandState, common_options, setting_options
+from deepinfer_core.errors import EXIT_OK, EXIT_SOME_FAILED, CommandUsageError, InvalidInputFile
+
+if TYPE_CHECKING:
+    from deepinfer_core.config import EngineConfig
+    from deepinfer_core.llm import LLM
+    from deepinfer_core.prompts import PromptInput
+    from deepinfer_core.requests import Request
+    from deepinfer_core.sampling_params import SamplingParams
+
+SETTINGS = (
+    "backend",
+    "model",
+    "device",
+    "seed",
+    "numeric_mode",
+    "kv_memory",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_chunk",
+    "chunked_prefill",
+    "block_size",
+    "cache_formats",
+    "num_threads",
+    "sampler",
+    "validation",
+    "model_plugin",
+    "dp",
+    "cp",
+    "ep",
+)
+
+
+@click.command("generate")
+@click.argument("prompts", nargs=-1)
+@click.option("--prompts-file", metavar="FILE", help="Prompts in a file, - for standard input.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["auto", "text", "jsonl"]),
+    default="auto",
+    help="Of the file: one prompt per line, or one JSON object per line; auto goes by the extension.",
+)
+@click.option("--out", metavar="FILE", help="Write results there, as JSON lines, each as soon as it is complete.")
+@click.option(
+    "--stream/--no-stream", default=None, help="Write text as it comes; the default for one prompt on a terminal."
+)
+@sampling_options
+@setting_options(*SETTINGS)
+@common_options
+@click.pass_context
+def generate(
+    context: click.Context,
+    prompts: tuple[str, ...],
+    prompts_file: str | None,
+    form: Literal["auto", "text", "jsonl"],
+    out: str | None,
+    stream: bool | None,
+) -> int:
+    """Generate text for PROMPTS, or for the lines of a file; PROMPTS of - reads lines from standard input.
+
+    Without --max-tokens an answer ends after 128 tokens at the latest. With --json, or in a file, each result is one
+    JSON object per line. Exit status: 0 ok, 1 some prompts failed, 2 usage, 3 backend, 4 model, 130 interrupted.
+    """
+    from deepinfer_core.sampling_params import SamplingParams
+
+    state = context.ensure_object(CommandState)
+    params = SamplingParams(max_tokens=DEFAULT_MAX_TOKENS).updated(given_sampling(context))
+    source = _source(prompts, prompts_file)
+    config = state.resolve()
+    with ExitStack() as stack:
+        inputs = _inputs(stack, prompts, source, form, params)
+        target = _target(stack, out, source)
+        llm = stack.enter_context(_llm(config, params))
+        as_json = state.json or target is not None
+        many = source is not None or len(prompts) > 1
+        if stream is None:
+            stream = not as_json and not many and sys.stdout.isatty()
+        return _generate(llm, inputs, target, as_json=as_json, stream=stream, headers=many)
+
+
+def _source(prompts: tuple[str, ...], prompts_file: str | None) -> str | None:
+    """The file to read, ``-`` for standard input; None: prompts are arguments."""
+    if prompts and prompts_file is not None:
+        raise CommandUsageError(
+            "prompts as arguments and --prompts-file were both given", remedy="leave one of the two out"
+        )
+    if prompts == ("-",):
+        return "-"
+    if prompts_file is None and not prompts:
+        raise CommandUsageError(
+            "no prompts were given", remedy='run: deepinfer generate "import os", or --prompts-file FILE'
+        )
+    return prompts_file
+
+
+def _inputs(
+    stack: ExitStack, prompts: tuple[str, ...], source: str | None, form: str, params: SamplingParams
+) -> Iterator[PromptInput]:
+    from deepinfer_core.prompts import inputs_of, read_jsonl, read_text
+
+    if source is None:
+        return inputs_of(list(prompts), params)
+    if form == "auto":
+        form = "jsonl" if Path(source).suffix in (".jsonl", ".ndjson", ".json") else "text"
+    if source == "-":
+        stream: BinaryIO = sys.stdin.buffer
+    else:
+        try:
+            stream = stack.enter_context(Path(source).open("rb"))  # noqa: SIM115  # the stack closes it
+        except OSError as err:
+            raise InvalidInputFile(
+                f"cannot read the prompts file {source}",
+                reason=err.strerror or str(err),
+                remedy="check --prompts-file",
+                details={"path": source},
+            ) from err
+    return read_jsonl(stream, params) if form == "jsonl" else read_text(stream, params)
+
+
+def _target(stack: ExitStack, out: str | None, source: str | None) -> BinaryIO | None:
+    """The file of ``--out``, opened before the model loads; its old content goes when the first result is due."""
+    if out is None:
+        return None
+    path = Path(out)
+    if source not in (None, "-") and path.exists() and path.samefile(str(source)):
+        raise CommandUsageError("--out is the prompts file", remedy="give another file to --out")
+    try:
+        return stack.enter_context(path.open("ab"))
+    except OSError as err:
+        raise CommandUsageError(
+            f"cannot write {out}", reason=err.strerror or str(err), remedy="check --out", details={"path": out}
+        ) from err
+
+
+def _llm(config: EngineConfig, params: SamplingParams) -> LLM:
+    from deepinfer_core.assembly import assemble
+    from deepinfer_core.llm import LLM
+
+    llm = LLM.from_assembly(assemble(config))
+    for line in llm.built.plan.warnings:
+        sys.stderr.write(f"deepinfer: {line}\n")
+    try:
+        params.check_vocabulary(llm.built.vocab_size)
+    except BaseException:
+        llm.close()
+        raise
+    return llm
+
+
+def _generate(
+    llm: LLM, inputs: Iterator[PromptInput], target: BinaryIO | None, *, as_json: bool, stream: bool, headers: bool
+) -> int:
+    from deepinfer_core.cli.results import OrderedWriter, Progress
+
+    if target is not None:
+        target.truncate(0)
+    streaming = stream and target is None
+    output: BinaryIO = target if target is not None else sys.stdout.buffer
+    writer = OrderedWriter(output, "json" if as_json else "text", streaming=streaming, headers=headers)
+    progress = Progress(enabled=target is not None or not sys.stdout.isatty())
+    run = llm.run(inputs, streaming=streaming)
+    failed = 0
+    try:
+        for request in run:
+            if request.finished:
+                progress.ended(request, run.count)
+                failed += _report_failure(request)
+            writer.news(request)
+    except KeyboardInterrupt:
+        unfinished = run.stop()
+        progress.close()
+        writer.drain(unfinished)
+        raise
+    finally:
+        run.stop()
+        progress.close()
+    return EXIT_SOME_FAILED if failed else EXIT_OK
+
+
+def _report_failure(request: Request) -> bool:
+    """Say on standard error why a prompt failed; its record says so too."""
+    if request.error is None:
+        return not request.output().ok
+    where = f"line {request.line}" if request.line is not None else f"prompt {request.index + 1}"
+    text = "\n".join(f"  {line.strip()}" if i else line for i, line in enumerate(str(request.error).splitlines()))
+    sys.stderr.write(f"deepinfer: {where}: {text}\n")
+    return True

@@ -1,0 +1,131 @@
+"""Results on standard output or in a file, in input order; progress on standard error, for people only."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable
+from typing import BinaryIO, Literal, TextIO
+
+from deepinfer_core.requests import Request
+
+Form = Literal["text", "json"]
+
+
+def json_line(record: dict[str, object]) -> bytes:
+    """One line of strict JSON in UTF-8. A lone surrogate of a bad prompt stays visible as its escape."""
+    text = json.dumps(record, ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "backslashreplace") + b"\n"
+
+
+def result_record(request: Request) -> dict[str, object]:
+    """A finished request as data; ``line`` is its line in the prompts file."""
+    record = request.output().as_record()
+    return record if request.line is None else {"index": record["index"], "line": request.line, **record}
+
+
+class OrderedWriter:
+    """Writes results in the order of the prompts, each as soon as those before it are written.
+
+    When streaming, the first unfinished prompt is written as it grows and the others wait for their turn.
+    """
+
+    def __init__(self, stream: BinaryIO, form: Form, *, streaming: bool = False, headers: bool = False) -> None:
+        self._stream = stream
+        self._form = form
+        self._streaming = streaming
+        self._headers = headers
+        self._next = 0
+        self._waiting: dict[int, Request] = {}
+        self._started = False
+
+    def news(self, request: Request) -> None:
+        """``request`` grew or ended. Each piece is flushed, so that an interruption loses nothing that was written."""
+        if request.finished or self._streaming:
+            self._waiting[request.index] = request
+        wrote = False
+        while (head := self._waiting.get(self._next)) is not None:
+            self._write(head)
+            wrote = True
+            if not head.finished:
+                break
+            del self._waiting[self._next]
+            self._next += 1
+        if wrote:
+            self._stream.flush()
+
+    def drain(self, unfinished: Iterable[Request]) -> None:
+        """After an interruption: write what has ended, and what was cut short, without waiting for the others."""
+        self._waiting.update((request.index, request) for request in unfinished if request.token_ids)
+        for index in sorted(self._waiting):
+            request = self._waiting.pop(index)
+            if request.finished:
+                self._write(request)
+        self._stream.flush()
+
+    def _write(self, request: Request) -> None:
+        if self._form == "text":
+            self._write_text(request)
+            return
+        if self._streaming:
+            chunk = request.chunk()
+            if chunk.text or chunk.token_ids:
+                piece: dict[str, object] = {
+                    "index": chunk.index,
+                    "id": chunk.request_id,
+                    "delta": chunk.text,
+                    "token_ids": list(chunk.token_ids),
+                }
+                self._stream.write(json_line(piece))
+        if request.finished:
+            self._stream.write(json_line(result_record(request)))
+
+    def _write_text(self, request: Request) -> None:
+        if not self._started:
+            self._started = True
+            if self._headers:
+                gap = "\n" if request.index else ""
+                self._stream.write(f"{gap}==> {request.index + 1} <==\n".encode())
+        self._stream.write(request.chunk().text.encode("utf-8", "backslashreplace"))
+        if request.finished:
+            self._started = False
+            self._stream.write(b"\n")
+
+
+class Progress:
+    """``12 of 40 prompts, 345 tokens, 67 tokens/s`` on a terminal; silent elsewhere."""
+
+    INTERVAL_S = 0.2
+
+    def __init__(self, stream: TextIO | None = None, *, enabled: bool = True) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._enabled = enabled and self._stream.isatty()
+        self._start = time.monotonic()
+        self._shown = 0.0
+        self._done = 0
+        self._tokens = 0
+        self._width = 0
+
+    def ended(self, request: Request, read: int) -> None:
+        """``read``: prompts read so far."""
+        self._done += 1
+        self._tokens += len(request.token_ids)
+        now = time.monotonic()
+        if not self._enabled or now - self._shown < self.INTERVAL_S:
+            return
+        self._shown = now
+        rate = self._tokens / max(now - self._start, 1e-9)
+        self._show(f"{self._done} of {read} prompts, {self._tokens} tokens, {rate:.0f} tokens/s")
+
+    def close(self) -> None:
+        """Take the line away."""
+        if self._enabled and self._width:
+            self._show("")
+            self._stream.write("\r")
+            self._stream.flush()
+
+    def _show(self, text: str) -> None:
+        self._stream.write("\r" + text.ljust(self._width))
+        self._stream.flush()
+        self._width = max(self._width, len(text))

@@ -1,0 +1,245 @@
+"""Faults and interruptions: they end what they concern, give everything back, and nothing hangs."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from deepinfer_core.errors import BackendError, EngineError
+from deepinfer_core.llm import LLM
+from deepinfer_core.sampling_params import SamplingParams
+from engine_toys import Faulty, ToyBackend, ToyModel, ToySampler, check_idle, ids, prompts_of, solo_tokens, toy_llm
+
+PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+CALLS = {
+    "forward": ("model", ToyModel, "model.forward"),
+    "logits": ("model", ToyModel, "model.logits"),
+    "sample": ("sampler", ToySampler, "sampler.sample"),
+    "bind_inputs": ("backend", ToyBackend, "backend.bind_inputs"),
+}
+
+
+def faulty_llm(method: str, fault: Callable[[str, int, Any], Any], **settings: object) -> LLM:
+    part, kind, _ = CALLS[method]
+    return toy_llm(parts={part: Faulty(kind(), fault, method)}, **settings)  # type: ignore[arg-type]
+
+
+def raise_at(number: int, error: BaseException) -> Callable[[str, int, Any], Any]:
+    def fault(method: str, call: int, go: Callable[[], Any]) -> Any:
+        if call == number:
+            raise error
+        return go()
+
+    return fault
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 5])
+@pytest.mark.parametrize("method", list(CALLS))
+def test_exception_ends_the_requests_of_the_step_and_the_next_ones_run(method: str, number: int) -> None:
+    prompts = prompts_of(4, 6)
+    with faulty_llm(method, raise_at(number, RuntimeError("boom")), max_num_seqs=2) as llm:
+        outputs = llm.generate(prompts, PARAMS)
+        check_idle(llm)
+        again = llm.generate(prompts, PARAMS)
+        check_idle(llm)
+    want = [solo_tokens(p, 8, ends=frozenset()) for p in prompts]
+    failed = [output for output in outputs if output.error is not None]
+    assert 1 <= len(failed) <= 2
+    for output in outputs:
+        assert list(output.token_ids) == want[output.index][: len(output.token_ids)]
+        if output.error is None:
+            assert list(output.token_ids) == want[output.index]
+        else:
+            assert output.finish_reason == "engine"
+            assert output.error.code == "E_ENGINE"
+            assert output.error.details["op"] == CALLS[method][2]
+            assert output.error.reason == "RuntimeError: boom"
+    assert ids(again) == want
+
+
+def test_typed_error_of_a_backend_keeps_its_code() -> None:
+    with faulty_llm("forward", raise_at(1, BackendError("no such op", remedy="install it"))) as llm:
+        (output,) = llm.generate([[1]], PARAMS)
+    assert output.error is not None
+    assert output.error.details["code"] == "E_BACKEND"
+    assert output.error.remedy == "install it"
+
+
+@pytest.mark.parametrize("method", ["forward", "logits"])
+def test_wrong_number_of_rows_is_a_fault_of_the_step(method: str) -> None:
+    with faulty_llm(method, lambda name, call, go: go()[:-1] if call == 2 else go()) as llm:
+        outputs = llm.generate(prompts_of(3, 4), PARAMS)
+        check_idle(llm)
+    assert [output.finish_reason for output in outputs] == ["engine"] * 3
+    assert all("rows, expected 3" in output.error.reason for output in outputs if output.error)
+
+
+def test_nan_row_ends_only_its_request() -> None:
+    def fault(name: str, call: int, go: Callable[[], Any]) -> Any:
+        logits = go()
+        if call == 3:
+            logits[1, 5] = np.nan
+        return logits
+
+    prompts = prompts_of(3, 5)
+    with faulty_llm("logits", fault) as llm:
+        outputs = llm.generate(prompts, PARAMS)
+        check_idle(llm)
+        (again,) = llm.generate([prompts[1]], PARAMS)
+    want = [solo_tokens(p, 8, ends=frozenset()) for p in prompts]
+    assert [output.finish_reason for output in outputs] == ["length", "engine", "length"]
+    assert outputs[1].finish_detail == "nan_logits"
+    assert outputs[1].error is not None
+    assert outputs[1].error.code == "E_REQUEST"
+    assert ids(outputs) == [want[0], want[1][:2], want[2]]
+    assert list(again.token_ids) == want[1]
+
+
+@pytest.mark.parametrize("lost", ["short", "negative", "too large"])
+def test_request_without_a_token_ends_with_an_error(lost: str) -> None:
+    def fault(name: str, call: int, go: Callable[[], Any]) -> Any:
+        sampled = go()
+        if call == 2:
+            if lost == "short":
+                sampled.sampled_ids = sampled.sampled_ids[:-1]
+                sampled.row_status = None
+            else:
+                sampled.sampled_ids[-1] = -1 if lost == "negative" else 259
+        return sampled
+
+    prompts = prompts_of(3, 5)
+    with faulty_llm("sample", fault) as llm:
+        outputs = llm.generate(prompts, PARAMS)
+        check_idle(llm)
+    assert [output.finish_reason for output in outputs] == ["length", "length", "engine"]
+    assert outputs[2].error is not None
+    assert "no token came back" in outputs[2].error.what
+
+
+def test_scheduler_that_makes_no_progress_is_an_error_with_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    with toy_llm() as llm:
+        core = llm.built.engine.core
+        empty = core.schedule_local()
+        monkeypatch.setattr(llm.built.engine, "core", Stuck(core, empty))
+        outputs = llm.generate(["a", "b"], PARAMS)
+    assert [output.finish_reason for output in outputs] == ["engine", "engine"]
+    assert outputs[0].error is not None
+    assert outputs[0].error.what == "no step could be scheduled for 2 requests"
+    assert "scheduler state:" in outputs[0].error.reason
+
+
+class Stuck:
+    """A core that never schedules anything."""
+
+    def __init__(self, core: Any, empty: Any) -> None:
+        self._core = core
+        self._empty = empty
+
+    def schedule_local(self) -> Any:
+        return self._empty
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+
+def test_core_that_fails_ends_everything_and_refuses_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    with toy_llm() as llm:
+
+        def broken() -> Any:
+            raise RuntimeError("out of order")
+
+        core = Stuck(llm.built.engine.core, None)
+        core.schedule_local = broken  # type: ignore[method-assign]
+        monkeypatch.setattr(llm.built.engine, "core", core)
+        (output,) = llm.generate("a", PARAMS)
+        assert output.error is not None
+        assert output.error.reason == "RuntimeError: out of order"
+        with pytest.raises(EngineError, match="the engine stopped after a fault"):
+            llm.generate("b", PARAMS)
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+@pytest.mark.parametrize("method", ["forward", "sample"])
+def test_exit_inside_a_step_passes_on_and_leaves_the_engine_usable(method: str, number: int) -> None:
+    prompts = prompts_of(2, 6)
+    with faulty_llm(method, raise_at(number, SystemExit(3))) as llm:
+        with pytest.raises(SystemExit):
+            llm.generate(prompts, PARAMS)
+        check_idle(llm)
+        assert ids(llm.generate(prompts, PARAMS)) == [solo_tokens(p, 8, ends=frozenset()) for p in prompts]
+
+
+def test_interrupt_keeps_finished_results_and_aborts_the_rest() -> None:
+    def fault(name: str, call: int, go: Callable[[], Any]) -> Any:
+        if call == 4:
+            signal.raise_signal(signal.SIGINT)
+        return go()
+
+    prompts = prompts_of(3, 6)
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (2, 50, 50)]
+    with faulty_llm("forward", fault) as llm:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            llm.generate(prompts, params)
+        check_idle(llm)
+        partial = caught.value.partial  # type: ignore[attr-defined]
+        assert [output.finish_reason for output in partial] == ["length", "abort", "abort"]
+        # The step that was running is complete: its tokens are kept.
+        assert ids(partial) == [solo_tokens(p, n, ends=frozenset()) for p, n in zip(prompts, (2, 4, 4), strict=True)]
+        assert ids(llm.generate(prompts, PARAMS)) == [solo_tokens(p, 8, ends=frozenset()) for p in prompts]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_second_interrupt_ends_a_step_that_hangs() -> None:
+    def fault(name: str, call: int, go: Callable[[], Any]) -> Any:
+        if call == 2:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        return go()
+
+    with faulty_llm("forward", fault) as llm:
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(prompts_of(2, 6), PARAMS)
+        check_idle(llm)
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 9, 30])
+def test_closing_a_stream_gives_everything_back(after: int) -> None:
+    with toy_llm(max_num_seqs=3, max_chunk=4) as llm:
+        stream = llm.stream(prompts_of(8, 14), PARAMS)
+        for _ in range(after):
+            next(stream)
+        stream.close()
+        check_idle(llm)
+        assert list(stream) == []
+
+
+def test_cancelled_prompt_ends_alone_at_its_place() -> None:
+    prompts = prompts_of(10, 5)
+    with toy_llm(max_num_seqs=2) as llm, llm.stream(prompts, PARAMS) as stream:
+        stream.cancel(7)
+        done = {}
+        for chunk in stream:
+            if chunk.index == 0 and len(chunk.token_ids) and not chunk.finished:
+                stream.cancel(0)
+            if chunk.output is not None:
+                done[chunk.index] = chunk.output
+        check_idle(llm)
+    assert sorted(done) == list(range(10))
+    assert [i for i in range(10) if done[i].finish_reason == "abort"] == [0, 7]
+    for i in (1, 2, 9):
+        assert list(done[i].token_ids) == solo_tokens(prompts[i], 8, ends=frozenset())
+
+
+def test_observer_that_fails_is_dropped_and_changes_nothing() -> None:
+    class Bad:
+        def step(self, kind: str, num_reqs: int, num_tokens: int, seconds: float) -> None:
+            raise ValueError("no")
+
+    with toy_llm() as llm:
+        llm.built.engine._observers.append(Bad())
+        with pytest.warns(UserWarning, match="W_OBSERVER: Bad failed and is off: no"):
+            assert llm.generate("a", PARAMS)[0].ok
+        assert llm.built.engine._observers == []

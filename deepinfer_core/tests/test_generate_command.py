@@ -1,0 +1,258 @@
+"""``deepinfer generate`` over toy parts, in process: what goes where, and the exit status."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deepinfer_core.cli import main
+from deepinfer_core.types import ModelCard
+from engine_toys import EOS, Faulty, ToyModel, ToyParts, byte_tokenizer, solo_tokens
+
+Run = Callable[..., tuple[int, bytes, str]]
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("toy")
+    byte_tokenizer()._library.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text('{"add_bos_token": true, "bos_token": "<bos>", "eos_token": "<eos>"}')
+    return path
+
+
+@pytest.fixture
+def parts() -> dict[str, Any]:
+    """Parts of the toy engine that a test replaces."""
+    return {}
+
+
+@pytest.fixture
+def run(
+    model_dir: Path, parts: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> Run:
+    """Runs the command; gives status, standard output and standard error."""
+    card = ModelCard(path=model_dir, architecture="Toy", model_type="toy", config={})
+
+    def assemble(config: Any) -> ToyParts:
+        sys.stderr.write("backend: toy (test)\n")
+        return ToyParts(config, card=card, **parts)
+
+    monkeypatch.setattr("deepinfer_core.assembly.assemble", assemble)
+
+    def call(*arguments: object, stdin: bytes = b"") -> tuple[int, bytes, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        status = main(["generate", *map(str, arguments)])
+        out, err = capfdbinary.readouterr()
+        return status, out, err.decode()
+
+    return call
+
+
+def answer(prompt: str, count: int) -> bytes:
+    ids = solo_tokens([257, *prompt.encode()], count)
+    return bytes(token for token in ids if token < 256).decode("utf-8", "replace").encode()
+
+
+def records(out: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.decode().splitlines()]
+
+
+def codes(rows: list[dict[str, Any]]) -> list[str]:
+    return [row.get("error", {}).get("code", "") for row in rows]
+
+
+GREEDY = ("--temperature", 0, "--max-tokens", 6)
+
+
+@pytest.mark.parametrize("stream", ["--stream", "--no-stream"])
+def test_one_prompt_prints_its_text_only(run: Run, stream: str) -> None:
+    status, out, err = run("import os", *GREEDY, stream)
+    assert (status, out) == (0, answer("import os", 6) + b"\n")
+    assert err == "backend: toy (test)\n"
+
+
+@pytest.mark.parametrize("stream", ["--stream", "--no-stream"])
+def test_several_prompts_have_headers_in_order(run: Run, stream: str) -> None:
+    status, out, _ = run("a", "b", *GREEDY, stream)
+    assert status == 0
+    assert out == b"==> 1 <==\n" + answer("a", 6) + b"\n\n==> 2 <==\n" + answer("b", 6) + b"\n"
+
+
+def test_json_lines_parse_strictly_and_have_every_field(run: Run) -> None:
+    status, out, err = run("--json", "a", "b", *GREEDY, "--seed", 3)
+    assert status == 0
+    first, second = records(out)
+    assert (first["index"], second["index"]) == (0, 1)
+    assert first["text"].encode() == answer("a", 6)
+    assert first["prompt"] == "a"
+    assert first["num_prompt_tokens"] == 2
+    assert first["num_output_tokens"] == len(first["token_ids"])
+    assert first["finish_reason"] in ("stop", "length")
+    assert isinstance(first["seed"], int)
+    assert "error" not in first
+    assert err == "backend: toy (test)\n"
+
+
+def test_json_stream_gives_pieces_and_the_result(run: Run) -> None:
+    status, out, _ = run("--json", "--stream", "a", *GREEDY)
+    *pieces, last = records(out)
+    assert status == 0
+    assert "".join(piece["delta"] for piece in pieces) == last["text"]
+    assert [token for piece in pieces for token in piece["token_ids"]] == last["token_ids"]
+    assert set(pieces[0]) == {"index", "id", "delta", "token_ids"}
+
+
+def test_bad_jsonl_lines_are_records_at_their_place_and_the_status_is_one(run: Run, tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"prompt": "a", "id": "x"}\n\n[1]\nnull\n{bad\n{"prompt": "b", "max_tokens": 2}\n')
+    status, out, err = run("--prompts-file", source, "--json", *GREEDY)
+    assert status == 1
+    rows = records(out)
+    assert [row["index"] for row in rows] == list(range(6))
+    assert [row["line"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert codes(rows) == [
+        "",
+        "E_INPUT",
+        "E_INPUT",
+        "E_INPUT",
+        "E_INPUT",
+        "",
+    ]
+    assert rows[0]["id"] == "x"
+    assert rows[0]["text"].encode() == answer("a", 6)
+    assert len(rows[5]["token_ids"]) <= 2
+    assert "deepinfer: line 3: E_INPUT: line 3 is list, not an object" in err
+
+
+def test_text_file_gives_one_result_per_line(run: Run, tmp_path: Path) -> None:
+    source = tmp_path / "in.txt"
+    source.write_bytes(b"a\n\n\xff\nb\n")
+    status, out, _ = run("--prompts-file", source, "--json", *GREEDY)
+    rows = records(out)
+    assert status == 1
+    assert codes(rows) == ["", "E_PROMPT", "E_PROMPT", ""]
+    assert rows[3]["text"].encode() == answer("b", 6)
+
+
+@pytest.mark.parametrize("arguments", [("-",), ("--prompts-file", "-")])
+def test_standard_input_is_read_by_lines(run: Run, arguments: tuple[str, ...]) -> None:
+    status, out, _ = run(*arguments, "--json", *GREEDY, stdin=b"a\nb\n")
+    assert status == 0
+    assert [row["text"].encode() for row in records(out)] == [answer("a", 6), answer("b", 6)]
+
+
+def test_out_file_gets_the_records_and_standard_output_nothing(run: Run, tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    target.write_text("old\n" * 100)
+    status, out, _ = run("a", "b", *GREEDY, "--out", target)
+    assert (status, out) == (0, b"")
+    assert [row["text"].encode() for row in records(target.read_bytes())] == [answer("a", 6), answer("b", 6)]
+
+
+def test_prompt_argument_that_is_not_utf8_is_a_record(run: Run) -> None:
+    status, out, _ = run("a\udcff", "b", "--json", *GREEDY)
+    assert status == 1
+    assert codes(records(out)) == ["E_PROMPT", ""]
+
+
+def test_failed_prompt_in_text_form_keeps_its_place(run: Run) -> None:
+    status, out, err = run("", "b", *GREEDY)
+    assert status == 1
+    assert out == b"==> 1 <==\n\n\n==> 2 <==\n" + answer("b", 6) + b"\n"
+    assert "deepinfer: prompt 1: E_PROMPT: the prompt is empty" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("a", "--top-p", "2"), "deepinfer: E_PARAM: top_p is 2.0; allowed: a number > 0 and <= 1\n"),
+        (("a", "--min-p", "2"), "deepinfer: E_PARAM: min_p is 2.0; allowed: a number >= 0 and < 1\n"),
+        (
+            ("a", "--max-tokens", "-1"),
+            "deepinfer: E_PARAM: max_tokens is -1; allowed: an integer from 1 to",
+        ),
+        (
+            ("a", "--temperature", "nan"),
+            "deepinfer: E_PARAM: temperature is nan; allowed: a finite number >= 0 (0 means greedy)\n",
+        ),
+        (("a", "--regex", "x"), "deepinfer: E_UNSUPPORTED: --regex: this release does not have structured output\n"),
+        (("a", "--n", "2"), "deepinfer: E_UNSUPPORTED: --n: this release does not have several answers per prompt\n"),
+        (("a", "--draft-tokens", "2"), "deepinfer: E_UNSUPPORTED: --draft-tokens: this release does not have"),
+        (("a", "--ep", "2"), "deepinfer: E_UNSUPPORTED: ep=2 was asked for"),
+        ((), "deepinfer: E_USAGE: no prompts were given"),
+        (("a", "--prompts-file", "x"), "deepinfer: E_USAGE: prompts as arguments and --prompts-file were both given"),
+        (("--prompts-file", "/nonexistent/x"), "deepinfer: E_INPUT: cannot read the prompts file /nonexistent/x"),
+        (("--prompts-file", "/"), "deepinfer: E_INPUT: cannot read the prompts file /"),
+        (("a", "--out", "/nonexistent/x"), "deepinfer: E_USAGE: cannot write /nonexistent/x"),
+        (("a", "--stop-token-id", "260"), "backend: toy (test)\ndeepinfer: E_PARAM: stop_token_ids is 260; allowed:"),
+        (
+            ("a", "--kv-memory", "100B"),
+            "backend: toy (test)\ndeepinfer: E_CAPACITY: the caches of one sequence need",
+        ),
+        (("a", "--max-model-len", "999"), "backend: toy (test)\ndeepinfer: E_CONFIG: max_model_len 999 is beyond"),
+    ],
+)
+def test_refusal_is_one_error_with_status_two_and_no_output(run: Run, arguments: tuple[str, ...], message: str) -> None:
+    status, out, err = run(*arguments)
+    assert status == 2
+    assert out == b""
+    assert err.startswith(message)
+
+
+def test_out_on_the_prompts_file_is_refused(run: Run, tmp_path: Path) -> None:
+    source = tmp_path / "in.txt"
+    source.write_text("a\n")
+    status, _, err = run("--prompts-file", source, "--out", source)
+    assert (status, source.read_text()) == (2, "a\n")
+    assert "E_USAGE: --out is the prompts file" in err
+
+
+def test_model_that_never_stops_ends_at_the_default_limit(run: Run, parts: dict[str, Any]) -> None:
+    class Forever(ToyModel):
+        def logits(self, hidden: Any) -> Any:
+            out = super().logits(hidden)
+            out[:, EOS] = -1
+            return out
+
+    parts["model"] = Forever()
+    _, out, _ = run("a", "--json", "--temperature", 0)
+    (row,) = records(out)
+    assert (row["finish_reason"], row["num_output_tokens"]) == ("length", 128)
+
+
+def test_some_failed_by_a_fault_is_status_one(run: Run, parts: dict[str, Any]) -> None:
+    def fault(method: str, call: int, go: Callable[[], Any]) -> Any:
+        if call == 1:
+            raise RuntimeError("boom")
+        return go()
+
+    parts["model"] = Faulty(ToyModel(), fault, "forward")
+    status, out, err = run("a", "b", "--max-num-seqs", 1, "--json", *GREEDY)
+    assert status == 1
+    assert records(out)[0]["finish_reason"] == "engine"
+    assert "E_ENGINE: model.forward failed in step 1" in err
+    assert "Traceback" not in err
+
+
+def test_interrupt_keeps_what_is_finished(run: Run, parts: dict[str, Any], tmp_path: Path) -> None:
+    def fault(method: str, call: int, go: Callable[[], Any]) -> Any:
+        if call == 5:
+            signal.raise_signal(signal.SIGINT)
+        return go()
+
+    parts["model"] = Faulty(ToyModel(), fault, "forward")
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"prompt": "a", "max_tokens": 99}\n{"prompt": "b", "max_tokens": 2}\n')
+    target = tmp_path / "out.jsonl"
+    status, out, err = run("--prompts-file", source, "--out", target, "--ignore-eos", "--temperature", 0)
+    assert (status, out) == (130, b"")
+    assert "deepinfer: interrupted" in err
+    rows = records(target.read_bytes())
+    assert [(row["index"], row["finish_reason"]) for row in rows] == [(0, "abort"), (1, "length")]
+    assert len(rows[0]["token_ids"]) == 5
