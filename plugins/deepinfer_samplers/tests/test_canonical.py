@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+import samplers_oracle as oracle
 import torch
 from deepinfer_core.errors import NotSupported, ShapeContractError
 from deepinfer_core.interfaces import Sampler
@@ -71,6 +72,19 @@ def test_sample_accepts_tensors_as_well_as_numpy_inputs():
         value = getattr(inputs, name)
         setattr(inputs, name, torch.from_numpy(value.view(np.int64) if name == "seed" else value))
     assert_equal_output(CanonicalSampler(300).sample(logits, inputs), expected)
+
+
+def test_sample_token_is_the_canonical_draw_of_seed_and_position():
+    """The plain hash and the plain draw, over the probabilities that the sampler's own filters leave."""
+    logits = random_logits(8, 60)
+    for top_k in (-1, 6):
+        seeds, positions = [0, 1, 42, 2**64 - 1, 2**63, 5, 6, 7], [0, 1, 1000, 131071, 2**31 - 1, 3, 2, 9]
+        out = sample(logits, seed=seeds, sample_pos=positions, top_k=top_k)
+        for i in range(8):
+            row = logits[i].tolist()
+            p = oracle.probabilities(row, 1.0, oracle.kept(row, 1.0, 0.0, 1.0, top_k))
+            weights = [int(value * 2**31) for value in p]
+            assert out.sampled_ids[i] == oracle.draw(weights, oracle.key(seeds[i], positions[i], 0))
 
 
 # --- limits ------------------------------------------------------------------------------------------------------
