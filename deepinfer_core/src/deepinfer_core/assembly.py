@@ -19,7 +19,7 @@ from deepinfer_core.interfaces import Backend, Model, Sampler
 from deepinfer_core.model_card import read_model_card
 from deepinfer_core.plugins.failure import plugin_failure
 from deepinfer_core.plugins.hooks import Hooks
-from deepinfer_core.plugins.manager import PluginManager
+from deepinfer_core.plugins.manager import PluginManager, backend_missing
 from deepinfer_core.plugins.registry import PluginRecord
 from deepinfer_core.plugins.requirements import missing_capabilities
 from deepinfer_core.plugins.selection import Selection, refuse_missing, select_backend
@@ -76,23 +76,28 @@ def assemble(
     """
     manager = manager or PluginManager.from_config(config)
     hooks = Hooks(manager)
-    card = read_model_card(config.model if config.model is not None else default_checkpoint(manager))
-    owner, match = match_model(manager, card)
-    selection = select_backend(manager, match.requirements)
-    if announce is not None:
-        announce(selection.line)
-    backend = hooks.backend_create(selection.record, config.device, config)
+    if config.backend != "auto" and manager.registry.find("backend", config.backend) is None:
+        raise backend_missing(manager.registry, config.backend)  # before a model is looked at: it was named by hand
+    backend: Backend | None = None
     try:
+        extensions = [manager.require("extension", name) for name in config.plugins.enable]
+        card = read_model_card(config.model if config.model is not None else default_checkpoint(manager))
+        owner, match = match_model(manager, card)
+        selection = select_backend(manager, match.requirements)
+        if announce is not None:
+            announce(selection.line)
+        backend = hooks.backend_create(selection.record, config.device, config)
         missing = missing_capabilities(backend, match.requirements)
         if missing:
             raise refuse_missing(backend.name, backend.capabilities.arch, missing)
         specs = hooks.cache_specs(owner, match, config)
         model = hooks.model_create(owner, match, config, backend)
         _load(owner, model, card.path)
-        hints = hooks.scheduler_hints([owner, selection.record], match, backend)
+        hints = hooks.scheduler_hints([owner, selection.record, *extensions], match, backend)
     except BaseException:
         manager.shutdown("error")
-        backend.close()
+        if backend is not None:
+            backend.close()
         raise
     return Assembly(config, manager, card, match, selection, backend, model, specs, hints)
 
@@ -100,7 +105,9 @@ def assemble(
 def _load(owner: PluginRecord, model: Model, path: Path) -> None:
     try:
         model.load(path)
-    except (Exception, SystemExit) as exc:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as exc:
         error = plugin_failure(owner, "load", exc)
         if error is exc:
             raise

@@ -124,9 +124,7 @@ def build_backend(
     closers = [close] if close is not None else []
     problems = [f"unknown op {op!r}{did_you_mean(op, table)}" for op in sorted(ops) if table and op not in table]
     problems += [f"{op} is not callable" for op, call in sorted(given.items()) if not callable(call)]
-    problems += [
-        f"function {key} (the backend has a device of its own)" for key in own_functions if key not in functions
-    ]
+    problems += [f"function {key} (a device needs its own)" for key in own_functions if key not in functions]
     incomplete = bool(wanted) or len(functions) < len(_METHODS) or capabilities is None
     source = f"the {_CPU} plugin"
     if incomplete and defaults is None and name != _CPU:

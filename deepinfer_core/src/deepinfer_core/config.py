@@ -198,8 +198,8 @@ def _from_environment(environ: Mapping[str, str]) -> tuple[_Layer, tuple[str, ..
         if not name.startswith(_ENV_PREFIX):
             continue
         if name not in by_name:
-            guess = nearest(name, by_name)
-            hint = f"; did you mean {guess}?" if guess else ""
+            guess = nearest(name.removeprefix(_ENV_PREFIX), {known.removeprefix(_ENV_PREFIX) for known in by_name})
+            hint = f"; did you mean {_ENV_PREFIX}{guess}?" if guess else ""
             warnings.append(f"W_ENV: {name} is not a setting, and is ignored{hint}")
             continue
         key, declared = by_name[name]

@@ -38,8 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     from deepinfer_core.cli.state import CommandState
 
     state = CommandState()
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        status = _run(root, list(sys.argv[1:] if argv is None else argv), state)
+        status = _run(root, list(arguments), state)
         sys.stdout.flush()
         return status
     except BrokenPipeError:
@@ -51,10 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DeepInferError as exc:
         return _report(exc, state)
     except click.UsageError as exc:
-        return _report(_usage_error(exc), state)
+        return _report(_usage_error(exc, arguments), state)
     except click.ClickException as exc:
         return _report(CommandUsageError(exc.format_message()), state)
-    except Exception as exc:
+    except BaseException as exc:  # also SystemExit, and a panic of a compiled extension
         return _report(_internal(exc), state)
 
 
@@ -83,13 +84,17 @@ def _report(error: DeepInferError, state: CommandState) -> int:
     return error.exit_status
 
 
-def _usage_error(exc: click.UsageError) -> CommandUsageError:
+def _usage_error(exc: click.UsageError, arguments: Sequence[str]) -> CommandUsageError:
     """click's complaint in our format, with the nearest option for a misspelt one."""
     import click
 
+    from deepinfer_core.cli.root import COMMANDS
     from deepinfer_core.settings import did_you_mean
 
-    path = exc.ctx.command_path if exc.ctx is not None else "deepinfer"
+    if exc.ctx is not None:
+        path = exc.ctx.command_path
+    else:  # an option without its value: click does not say whose
+        path = " ".join(["deepinfer", *[word for word in arguments if word in COMMANDS][:1]])
     remedy = f"run: {path} --help"
     if isinstance(exc, click.NoSuchOption):
         params = exc.ctx.command.get_params(exc.ctx) if exc.ctx is not None else []
@@ -100,7 +105,7 @@ def _usage_error(exc: click.UsageError) -> CommandUsageError:
     return CommandUsageError(text[:1].lower() + text[1:], reason=f"raised while reading: {path}", remedy=remedy)
 
 
-def _internal(exc: Exception) -> DeepInferError:
+def _internal(exc: BaseException) -> DeepInferError:
     """An unexpected exception, in one line; the traceback is for ``--debug``."""
     from deepinfer_core.plugins.failure import blame, exception_text
 

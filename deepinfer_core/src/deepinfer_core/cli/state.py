@@ -96,7 +96,7 @@ def common_options(function: F) -> F:
 
     hidden: dict[str, Any] = {"expose_value": False, "callback": store, "is_eager": True}
     for decorate in (
-        setting_options("plugins.disable", "plugins.prefer", "strict_plugins"),
+        setting_options("plugins.enable", "plugins.disable", "plugins.prefer", "strict_plugins"),
         click.option("--debug", is_flag=True, help="Print tracebacks.", **hidden),
         click.option("--json", is_flag=True, help="Data and errors as JSON.", **hidden),
         click.option("--config", metavar="FILE", help="Settings in TOML.", **hidden),

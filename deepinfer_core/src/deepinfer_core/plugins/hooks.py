@@ -75,7 +75,9 @@ class Hooks:
         try:
             with self.manager.calling(owner):
                 result = caller(**arguments)
-        except (Exception, SystemExit) as exc:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as exc:  # also SystemExit, and a panic of a compiled extension
             error = plugin_failure(owner, "create", exc)
             if error is exc:
                 raise

@@ -21,7 +21,7 @@ from deepinfer_core import hookspecs
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import BackendNotInstalled, PluginError
 from deepinfer_core.plugins.failure import exception_text, plugin_failure
-from deepinfer_core.plugins.registry import PluginRecord, Registry
+from deepinfer_core.plugins.registry import FIRST_PARTY, PluginRecord, Registry
 from deepinfer_core.settings import did_you_mean
 
 LOG = logging.getLogger("deepinfer.plugins")
@@ -108,7 +108,9 @@ class PluginManager:
             register_checked(own, plugin, record.key)
             phase = "configure"
             self._shared.register(plugin, name=record.key)  # replays deepinfer_configure
-        except (Exception, SystemExit) as exc:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as exc:  # also SystemExit, and a panic of a compiled extension
             if self._shared.has_plugin(record.key):  # an exception in a replay leaves it registered
                 self._shared.unregister(name=record.key)
             self.fail(record, phase, exc)
@@ -141,7 +143,9 @@ class PluginManager:
             called.add(module)
             try:
                 caller(reason=reason)
-            except (Exception, SystemExit) as exc:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as exc:
                 LOG.warning("%s failed in shutdown: %s", record.title, exception_text(exc), exc_info=self.config.debug)
 
     @contextmanager
@@ -170,11 +174,12 @@ def backend_missing(registry: Registry, name: str) -> BackendNotInstalled:
     """The error for ``--backend NAME`` when no plugin has the name."""
     names = sorted({record.name for record in registry.of_kind("backend", usable=False)})
     guess = did_you_mean(name, names)
+    owner = FIRST_PARTY.get(("backend", name))
     example = guess.partition("'")[2].partition("'")[0] or (names[0] if names else "cpu")
     return BackendNotInstalled(
         f"no backend named {name!r}{guess}",
         reason=f"installed backends: {', '.join(names) or 'none'}",
-        remedy=f"deepinfer --backend {example} ..., or pip install the plugin that provides {name!r}",
+        remedy=f"deepinfer --backend {example} ..., or pip install {owner or f'the plugin that provides {name!r}'}",
         details={"backend": name, "installed": names},
     )
 

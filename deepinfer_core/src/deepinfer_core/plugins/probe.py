@@ -51,8 +51,14 @@ class ProbeOutcome:
 
 def probe_all(records: Sequence[PluginRecord], *, limit_s: float = LIMIT_S) -> list[ProbeOutcome]:
     """Probe every record, all at the same time. The answers are in the order of ``records``."""
-    running = [_Child(record, limit_s) for record in records]
-    return [child.outcome() for child in running]
+    running: list[_Child] = []
+    try:
+        for record in records:
+            running.append(_Child(record, limit_s))
+        return [child.outcome() for child in running]
+    finally:  # also on Ctrl-C, which a child in a session of its own does not see
+        for child in running:
+            child.close()
 
 
 class _Child:
@@ -62,11 +68,13 @@ class _Child:
         self.record = record
         self.limit_s = limit_s
         self.deadline = time.monotonic() + limit_s
-        # A file, not a pipe, so that a talkative driver never blocks. Closed by outcome().
+        # A file, not a pipe, so that a talkative driver never blocks. Closed by close().
         self.noise: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self.read_fd, write_fd = os.pipe()
         entry = record.entry
         request = json.dumps([write_fd, sys.path, entry.group, entry.name, entry.value])
+        self.process: subprocess.Popen[bytes] | None = None
+        self.problem = ""
         try:
             self.process = subprocess.Popen(
                 [sys.executable, *_interpreter_options(), "-c", _CHILD, request],
@@ -76,18 +84,26 @@ class _Child:
                 pass_fds=(write_fd,),
                 start_new_session=True,  # so that a hanging probe is killed with whatever it started
             )
+        except OSError as exc:
+            self.problem = f"probe could not be started: {exc.strerror or exc}"
         finally:
             os.close(write_fd)
 
     def outcome(self) -> ProbeOutcome:
         """Wait for the answer, the end of the child, or the deadline."""
-        try:
-            answer, timed_out = self._read()
-            status = self._finish(timed_out or answer.endswith(b"\n"))
-            return self._judge(answer, timed_out, status)
-        finally:
-            os.close(self.read_fd)
+        if self.process is None:
+            return self._crash(self.problem)
+        answer, timed_out = self._read()
+        status = self._finish(self.process, timed_out or answer.endswith(b"\n"))
+        return self._judge(answer, timed_out, status)
+
+    def close(self) -> None:
+        """End the child if it still runs, and close its files. Idempotent."""
+        if self.process is not None and self.process.poll() is None:
+            self._finish(self.process, may_kill=True)
+        if not self.noise.closed:
             self.noise.close()
+            os.close(self.read_fd)
 
     def _read(self) -> tuple[bytes, bool]:
         answer = b""
@@ -103,16 +119,16 @@ class _Child:
                 answer += piece
         return answer, False
 
-    def _finish(self, may_kill: bool) -> int:
+    def _finish(self, process: subprocess.Popen[bytes], may_kill: bool) -> int:
         """The exit status. A child that has answered, or is out of time, is not waited for."""
         if not may_kill:
             try:
-                return self.process.wait(max(0.0, self.deadline - time.monotonic()))
+                return process.wait(max(0.0, self.deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 pass
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        return self.process.wait()
+            os.killpg(process.pid, signal.SIGKILL)
+        return process.wait()
 
     def _judge(self, answer: bytes, timed_out: bool, status: int) -> ProbeOutcome:
         if timed_out:

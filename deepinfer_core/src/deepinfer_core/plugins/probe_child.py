@@ -38,7 +38,9 @@ def probe(entry: metadata.EntryPoint, name: str) -> dict[str, Any]:
         if not manager.hook.deepinfer_backend_probe.get_hookimpls():
             return {"phase": "absent", "error": "it has no deepinfer_backend_probe"}
         report = manager.hook.deepinfer_backend_probe(name=name, host=host_info())
-    except (Exception, SystemExit) as exc:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as exc:  # also SystemExit, and a panic of a compiled extension
         text = exc.what if isinstance(exc, DeepInferError) else exception_text(exc)
         return {"phase": phase, "error": text, "blame": blame(exc)}
     if not isinstance(report, ProbeReport):

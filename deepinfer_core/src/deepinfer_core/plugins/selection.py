@@ -19,6 +19,7 @@ from attrs import field, frozen
 
 from deepinfer_core.errors import (
     BackendError,
+    BackendNotInstalled,
     BackendUnavailable,
     PluginError,
     UnsupportedArch,
@@ -50,9 +51,7 @@ class Selection:
     """Backends that were not chosen: (name, reason)."""
 
 
-def select_backend(
-    manager: PluginManager, requirements: Requirements, *, prober: Prober = probe_all, present: str = ""
-) -> Selection:
+def select_backend(manager: PluginManager, requirements: Requirements, *, prober: Prober = probe_all) -> Selection:
     """Choose by ``config.backend``. The chosen plugin is loaded, and not created yet.
 
     :param requirements: What the model needs.
@@ -141,6 +140,13 @@ def _fall_to_cpu(manager: PluginManager, refused: list[tuple[str, str]], outcome
     )
     if broken:
         why += f"; {len(broken)} unusable: {', '.join(broken)}"
+    if manager.registry.find("backend", CPU) is None:
+        raise BackendNotInstalled(
+            "no backend can be used here, and the cpu backend is not installed",
+            reason=_listed(refused) or "no backend is installed",
+            remedy="pip install deepinfer-cpu",
+            details={"refused": [list(item) for item in refused]},
+        )
     return Selection(manager.require("backend", CPU), f"backend: cpu ({why})", None, tuple(refused))
 
 
@@ -151,10 +157,15 @@ def _is_broken(record: PluginRecord) -> bool:
 def _none_usable(refused: list[tuple[str, str]], remedies: list[str]) -> BackendError:
     return BackendUnavailable(
         "an accelerator is present, and no backend can use it for this model",
-        reason="\n          ".join(f"{name}: {reason}" for name, reason in refused),
+        reason=_listed(refused),
         remedy="; ".join([*dict.fromkeys(remedies), "or run on the processor with --backend cpu"]),
         details={"refused": [list(item) for item in refused]},
     )
+
+
+def _listed(refused: Sequence[tuple[str, str]]) -> str:
+    """One line for each backend, aligned below ``reason:``."""
+    return "\n          ".join(f"{name}: {reason}" for name, reason in refused)
 
 
 def unmet_requires(requires: Requires) -> str:

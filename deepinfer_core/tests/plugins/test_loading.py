@@ -1,0 +1,172 @@
+"""A plugin that fails is reported as that plugin's failure, and the others go on (``spec/plugins.md`` 4)."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from deepinfer_core.errors import DeepInferError, PluginError
+from deepinfer_core.plugins.hooks import Hooks
+
+
+@pytest.mark.parametrize(
+    ("statement", "text"),
+    [
+        ("import no_such_module_here", "ModuleNotFoundError: No module named 'no_such_module_here'"),
+        ("raise OSError('libacme.so: cannot open')", "OSError: libacme.so: cannot open"),
+        ("raise RuntimeError('driver\\n  too old')", "RuntimeError: driver too old"),
+        ("raise SystemExit('no licence')", "SystemExit: no licence"),
+        ("raise AssertionError", "AssertionError"),
+        ("raise BaseException('panicked')", "BaseException: panicked"),
+        ("def broken(:", "SyntaxError: invalid syntax (plugin.py, line 1)"),
+    ],
+    ids=["import", "os", "runtime", "exit", "assertion", "panic", "syntax"],
+)  # fmt: skip
+def test_load_of_a_plugin_that_raises_keeps_its_own_message(site, statement, text):
+    site.add("toy", statement + "\n")
+    with pytest.raises(PluginError) as caught:
+        site.manager().require("backend", "toy")
+    assert str(caught.value) == (
+        f"E_PLUGIN: backend toy (acme-toy 1.0) failed in import: {text}\n"
+        "  reason: raised at acme_toy/plugin.py:1\n"
+        "  remedy: reinstall or update acme-toy, or leave it out with --no-plugin toy"
+    )
+
+
+def test_load_of_a_failed_plugin_is_not_tried_again(site):
+    counter = "import pathlib\nwith pathlib.Path(__file__).with_name('n').open('a') as f: f.write('x')\n"
+    home = site.add("toy", counter + "raise RuntimeError('no')\n")
+    manager = site.manager()
+    record = manager.registry.find("backend", "toy")
+    assert [manager.load(record), manager.load(record)] == [False, False]
+    assert (home / "n").read_text() == "x"
+    assert (record.state, record.phase, record.detail) == ("failed", "import", "RuntimeError: no")
+
+
+def test_load_lets_a_keyboard_interrupt_pass(site):
+    site.add("toy", "raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        site.manager().require("backend", "toy")
+
+
+def test_load_with_an_unknown_hook_names_it_and_the_nearest(site, sources):
+    site.add("toy", sources["backend"] + "\n@hookimpl\ndef deepinfer_backend_crate(name):\n    return None\n")
+    with pytest.raises(PluginError) as caught:
+        site.manager().require("backend", "toy")
+    assert str(caught.value) == (
+        "E_PLUGIN: backend:toy: unknown hook 'deepinfer_backend_crate'; did you mean 'deepinfer_backend_create'?\n"
+        "  reason: the hooks of this plugin do not fit plugin API 1.0\n"
+        "  remedy: correct the plugin, or install a release of it that supports this API"
+    )
+
+
+def test_load_with_a_wrong_argument_name_names_it_and_the_nearest(site, sources):
+    site.add("toy", sources["backend"].replace("(name, device, config)", "(name, devise)"))
+    with pytest.raises(PluginError) as caught:
+        site.manager().require("backend", "toy")
+    assert caught.value.what == (
+        "backend:toy: deepinfer_backend_create has no argument 'devise'; did you mean 'device'?"
+    )
+
+
+def test_load_without_the_hook_of_its_kind_is_refused(site):
+    site.add("toy", "from deepinfer_core import hookimpl\n")
+    with pytest.raises(PluginError) as caught:
+        site.manager().require("backend", "toy")
+    assert caught.value.what == "backend toy (acme-toy 1.0) does not implement deepinfer_backend_create"
+
+
+def test_load_whose_configure_raises_leaves_no_hooks_behind(site, sources):
+    bad = sources["backend"] + "\n@hookimpl\ndef deepinfer_configure(config):\n    raise ValueError('bad setting')\n"
+    site.add("bad", bad)
+    site.add("good", sources["backend"])
+    manager = site.manager()
+    assert [manager.load(manager.registry.find("backend", name)) for name in ("bad", "good")] == [False, True]
+    assert manager.registry.find("backend", "bad").phase == "configure"
+    assert manager._shared.list_name_plugin() != []
+    assert not manager._shared.has_plugin("backend:bad")
+
+
+def test_load_replays_the_settings_to_a_plugin_that_loads_late(site, sources):
+    site.add(
+        "toy",
+        sources["backend"] + "\nseen = []\n@hookimpl\ndef deepinfer_configure(config):\n    seen.append(config.seed)\n",
+    )
+    manager = site.manager(seed=7)
+    manager.require("backend", "toy")
+    import acme_toy.plugin
+
+    assert acme_toy.plugin.seen == [7]
+
+
+def test_good_duplicate_broken_good_leaves_both_good_ones_usable(site, sources):
+    site.add("aa", sources["backend"])
+    site.add("dup", dist="dup-one")
+    site.add("dup", dist="dup-two")
+    site.add("mm", "raise OSError('broken')\n")
+    site.add("zz", sources["backend"])
+    manager = site.manager()
+    loaded = {record.name: manager.load(record) for record in manager.registry if record.kind == "backend"}
+    assert loaded == {"aa": True, "dup": False, "mm": False, "zz": True}
+    hooks = Hooks(manager)
+    for name in ("aa", "zz"):
+        assert hooks.backend_create(manager.require("backend", name), None, manager.config).name == name
+
+
+def test_strict_mode_raises_at_once(site):
+    site.add("toy", "raise RuntimeError('no')\n")
+    manager = site.manager(strict_plugins=True)
+    with pytest.raises(PluginError, match="RuntimeError: no"):
+        manager.load(manager.registry.find("backend", "toy"))
+
+
+def test_require_of_a_missing_backend_lists_the_installed_ones(site):
+    site.add("ascent_one")
+    site.add("broken", manifest="")
+    with pytest.raises(DeepInferError) as caught:
+        site.manager().require("backend", "ascent_on")
+    assert str(caught.value) == (
+        "E_BACKEND_MISSING: no backend named 'ascent_on'; did you mean 'ascent_one'?\n"
+        "  reason: installed backends: ascent_one, broken\n"
+        "  remedy: deepinfer --backend ascent_one ..., or pip install the plugin that provides 'ascent_on'"
+    )
+
+
+def test_require_of_a_missing_sampler_lists_the_installed_ones(site):
+    with pytest.raises(DeepInferError) as caught:
+        site.manager().require("sampler", "min_p")
+    assert str(caught.value) == (
+        "E_PLUGIN_MISSING: no sampler named 'min_p'\n"
+        "  reason: installed samplers: none\n"
+        "  remedy: choose one of these, or pip install the plugin that provides 'min_p'"
+    )
+
+
+def test_require_of_a_disabled_plugin_says_by_what(site):
+    site.add("toy")
+    with pytest.raises(DeepInferError) as caught:
+        site.manager(plugins__disable=("toy",)).require("backend", "toy")
+    assert str(caught.value) == (
+        "E_PLUGIN: backend toy (acme-toy 1.0) is disabled\n"
+        "  reason: it is named in plugins.disable (--no-plugin)\n"
+        "  remedy: change that setting to use it"
+    )
+
+
+def test_shutdown_calls_in_reverse_order_and_logs_what_is_raised(site, sources, caplog):
+    tail = "@hookimpl\ndef deepinfer_shutdown(reason):\n    order.append('{0}')\n    raise RuntimeError('{0} failed')\n"
+    order: list[str] = []
+    for name in ("aa", "bb"):
+        site.add(name, sources["backend"] + "\norder = []\n" + tail.format(name))
+    manager = site.manager()
+    for name in ("aa", "bb"):
+        manager.require("backend", name)
+        sys_module = __import__(f"acme_{name}.plugin", fromlist=["order"])
+        sys_module.order = order
+    with caplog.at_level(logging.WARNING):
+        manager.shutdown("closed")
+    assert order == ["bb", "aa"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "backend bb (acme-bb 1.0) failed in shutdown: RuntimeError: bb failed",
+        "backend aa (acme-aa 1.0) failed in shutdown: RuntimeError: aa failed",
+    ]

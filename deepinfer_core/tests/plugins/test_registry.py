@@ -1,0 +1,172 @@
+"""States that are settled without an import (``spec/plugins.md`` 2, 4, 6, 8)."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from deepinfer_core.plugins.registry import Registry
+
+TRAP = "import pathlib\npathlib.Path(__file__).with_name('imported').write_text('yes')\n"
+
+
+def test_registry_of_a_good_plugin_is_found_and_not_imported(site):
+    home = site.add("toy", TRAP)
+    record = site.record("backend", "toy")
+    assert (record.state, record.detail, record.folder) == ("found", "toy", home)
+    assert record.short_location == "site-packages/acme_toy"
+    assert not (home / "imported").exists()
+
+
+@pytest.mark.parametrize(
+    ("api", "state"), [(">=1.0,<2", "found"), (">=0.4,<1", "incompatible"), (">=99", "incompatible")]
+)
+def test_registry_checks_the_declared_api(site, api, state):
+    site.add("oldnpu", api=api, dist="oldnpu", version="0.3")
+    assert site.record("backend", "oldnpu").state == state
+
+
+def test_registry_of_an_old_api_says_both_ranges(site):
+    site.add("oldnpu", api=">=0.4,<1", dist="oldnpu", version="0.3")
+    record = site.record("backend", "oldnpu")
+    assert record.detail == "needs API >=0.4,<1; core has 1.0"
+    assert str(record.error) == (
+        "E_API: plugin oldnpu (oldnpu 0.3) needs plugin API >=0.4,<1\n"
+        "  reason: this core provides 1.0\n"
+        "  remedy: pip install -U oldnpu deepinfer-core"
+    )
+
+
+def test_registry_of_two_distributions_with_one_name_names_both(site):
+    site.add("toy", dist="other-toy", version="2.0")
+    site.add("toy", dist="acme-toy")
+    registry = site.registry()
+    assert [record.state for record in registry] == ["conflict", "conflict"]
+    assert str(registry.records[0].error) == (
+        "E_PLUGIN_CONFLICT: backend 'toy' is provided by two distributions: acme-toy 1.0, other-toy 2.0\n"
+        "  reason: the order of installation does not decide\n"
+        '  remedy: set plugins.prefer."backend:toy" = "acme-toy" in the settings file, or pip uninstall one of them'
+    )
+
+
+def test_registry_with_a_preference_takes_it_and_shadows_the_other(site):
+    site.add("toy", dist="other-toy", version="2.0")
+    site.add("toy", dist="acme-toy")
+    registry = site.registry(plugins__prefer={"backend:toy": "other-toy"})
+    states = {record.distribution: record.state for record in registry}
+    assert states == {"acme-toy": "shadowed", "other-toy": "found"}
+    found = registry.find("backend", "toy")
+    assert found is not None
+    assert found.distribution == "other-toy"
+
+
+def test_registry_with_a_preference_for_a_stranger_keeps_the_conflict(site):
+    site.add("toy", dist="other-toy")
+    site.add("toy", dist="acme-toy")
+    record = site.record("backend", "toy", plugins__prefer={"backend:toy": "nobody"})
+    assert record.state == "conflict"
+    assert record.error.reason == (
+        "the order of installation does not decide, and plugins.prefer names 'nobody', which does not provide it"
+    )
+
+
+def test_registry_counts_only_usable_plugins_as_rivals(site):
+    site.add("toy", dist="old-toy", api=">=0.1,<1")
+    site.add("toy", dist="new-toy")
+    record = site.record("backend", "toy")
+    assert (record.distribution, record.state) == ("new-toy", "found")
+
+
+@pytest.mark.parametrize("name", ["cuda", "cpu", "ascend", "deepseek_v41", "auto", "none", "all"])
+def test_registry_refuses_a_reserved_name_to_a_third_party(site, name):
+    site.add(name, dist="squatter")
+    record = site.record("backend", name)
+    assert (record.state, record.code) == ("invalid", "E_MANIFEST")
+
+
+def test_registry_says_who_owns_a_reserved_name(site):
+    site.add("cuda", dist="squatter")
+    record = site.record("backend", "cuda")
+    assert str(record.error) == (
+        "E_MANIFEST: backend cuda (squatter 1.0) has an invalid description: the name 'cuda' is reserved for "
+        "deepinfer-cuda\n"
+        '  remedy: set plugins.prefer."backend:cuda" = "squatter" if you want this plugin in its place'
+    )
+
+
+def test_registry_gives_a_reserved_name_to_a_preferred_third_party(site):
+    site.add("cuda", dist="squatter")
+    site.add("cuda", dist="deepinfer-cuda")
+    plain = {r.distribution: r.state for r in site.registry()}
+    assert plain == {"squatter": "invalid", "deepinfer-cuda": "found"}
+    preferred = {r.distribution: r.state for r in site.registry(plugins__prefer={"backend:cuda": "squatter"})}
+    assert preferred == {"squatter": "found", "deepinfer-cuda": "shadowed"}
+
+
+@pytest.mark.parametrize("word", ["toy", "backend:toy", "acme-toy"])
+def test_registry_disables_by_name_key_or_distribution(site, word):
+    site.add("toy")
+    record = site.record("backend", "toy", plugins__disable=(word,))
+    assert (record.state, record.detail) == ("disabled", "named in plugins.disable (--no-plugin)")
+
+
+def test_registry_with_an_empty_allow_list_keeps_first_party_plugins_only(site):
+    site.add("toy")
+    site.add("cpu", dist="deepinfer-cpu")
+    states = {record.name: record.state for record in site.registry(plugins__allow=())}
+    assert states == {"toy": "disabled", "cpu": "found"}
+    assert site.record("backend", "toy", plugins__allow=("toy",)).state == "found"
+
+
+def test_registry_does_not_depend_on_the_order_of_installation(site):
+    for name in ("zeta", "alpha", "mid"):
+        site.add(name)
+    entries = site.entries()
+    expected = [record.key for record in Registry.build(site.config(), entries)]
+    for seed in range(5):
+        random.Random(seed).shuffle(entries)
+        assert [record.key for record in Registry.build(site.config(), entries)] == expected
+
+
+def test_registry_without_a_manifest_entry_is_invalid(site):
+    site.add("toy", manifest_entry=False)
+    record = site.record("backend", "toy")
+    assert (record.state, record.detail) == ("invalid", "no entry point in group deepinfer.manifest")
+
+
+def test_registry_without_the_manifest_file_is_invalid(site):
+    home = site.add("toy", manifest="")
+    record = site.record("backend", "toy")
+    assert (record.state, record.detail) == ("invalid", f"deepinfer.toml is missing in {home}")
+
+
+def test_registry_with_a_table_that_has_no_entry_point_is_invalid(site):
+    site.add("toy", manifest='schema = 1\napi = ">=1.0,<2"\n[[backend]]\nname = "toy"\n[[backend]]\nname = "ghost"\n')
+    record = site.record("backend", "toy")
+    assert record.detail == "deepinfer.toml: backend 'ghost' has no entry point in group deepinfer.backends"
+
+
+def test_registry_with_an_entry_point_that_has_no_table_is_invalid(site):
+    site.add("toy", manifest='schema = 1\napi = ">=1.0,<2"\n')
+    assert site.record("backend", "toy").detail == "deepinfer.toml: entry point 'toy' has no table [[backend]]"
+
+
+def test_registry_of_a_contract_that_differs_is_incompatible(site):
+    chain = '[contracts.SchedulerOutputs]\nfields = 3\nchain = "0123456789abcdef"\n'
+    site.add("toy", manifest=f'schema = 1\napi = ">=1.0,<2"\n{chain}[[backend]]\nname = "toy"\n')
+    record = site.record("backend", "toy")
+    assert (record.state, record.code, record.phase) == ("incompatible", "E_CONTRACT", "contract")
+
+
+def test_registry_of_a_contract_prefix_that_agrees_is_found(site):
+    from deepinfer_contracts import CONTRACTS
+
+    chain = CONTRACTS["SchedulerOutputs"].chain[5]
+    contract = f'[contracts.SchedulerOutputs]\nfields = 5\nchain = "{chain:016x}"\n'
+    site.add("toy", manifest=f'schema = 1\napi = ">=1.0,<2"\n{contract}[[backend]]\nname = "toy"\n')
+    assert site.record("backend", "toy").state == "found"
+
+
+def test_registry_of_installed_distributions_lists_the_first_party_plugins(site):
+    registry = Registry.build(site.config())
+    assert {"backend:cpu", "model:deepseek_v41", "sampler:canonical"} <= {record.key for record in registry}

@@ -1,0 +1,222 @@
+"""Settings: precedence, origins, conversion, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from deepinfer_core.config import EngineConfig, settings_by_key
+from deepinfer_core.errors import ConfigError, NotSupported
+from deepinfer_core.types import ConfigPatch
+
+
+def refusal(flags=None, **sources) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.resolve(flags, **({"environ": {}} | sources))
+    return caught.value
+
+
+def settings_file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "settings.toml"
+    path.write_text(text)
+    return path
+
+
+def test_resolve_takes_flag_over_file_over_environment_over_default(tmp_path):
+    path = settings_file(tmp_path, 'backend = "filed"\nseed = 2\ndepth = 1\n')
+    environ = {"DEEPINFER_BACKEND": "env", "DEEPINFER_SEED": "3", "DEEPINFER_MAX_NUM_SEQS": "9"}
+    config = EngineConfig.resolve({"backend": "flagged", "device": None}, file=path, environ=environ)
+    assert (config.backend, config.seed, config.max_num_seqs, config.sampler) == ("flagged", 2, 9, "canonical")
+    assert [config.origin(key) for key in ("backend", "seed", "max_num_seqs", "sampler", "device")] == [
+        "flag",
+        f"file {path}",
+        "environment DEEPINFER_MAX_NUM_SEQS",
+        "default",
+        "default",
+    ]
+
+
+def test_resolve_reads_the_plugin_table(tmp_path):
+    text = '[plugins]\ndisable = ["a"]\nallow = []\n[plugins.prefer]\n"backend:toy" = "acme"\n'
+    config = EngineConfig.resolve(file=settings_file(tmp_path, text), environ={})
+    assert config.plugins.disable == ("a",)
+    assert config.plugins.allow == ()
+    assert config.plugins.prefer == {"backend:toy": "acme"}
+    assert config.origin("plugins.enable") == "default"
+
+
+def test_resolve_with_the_plugin_environment_reads_its_special_names():
+    environ = {"DEEPINFER_PLUGINS": "", "DEEPINFER_STRICT_PLUGINS": "1", "DEEPINFER_TRACE_HOOKS": "false"}
+    config = EngineConfig.resolve(environ=environ)
+    assert (config.plugins.allow, config.strict_plugins, config.trace_hooks) == ((), True, False)
+    assert EngineConfig.resolve(environ={"DEEPINFER_PLUGINS": "a, b"}).plugins.allow == ("a", "b")
+    assert EngineConfig.resolve(environ={}).plugins.allow is None
+
+
+def test_resolve_with_an_empty_variable_keeps_the_default():
+    assert EngineConfig.resolve(environ={"DEEPINFER_SEED": "", "DEEPINFER_BACKEND": ""}).backend == "auto"
+
+
+def test_resolve_with_an_unknown_variable_warns_with_the_nearest_name():
+    config = EngineConfig.resolve(environ={"DEEPINFER_BACKEN": "x", "DEEPINFER_QQQQQQ": "", "OTHER": "1"})
+    assert config.warnings == (
+        "W_ENV: DEEPINFER_BACKEN is not a setting, and is ignored; did you mean DEEPINFER_BACKEND?",
+        "W_ENV: DEEPINFER_QQQQQQ is not a setting, and is ignored",
+    )
+
+
+def test_resolve_with_unknown_file_keys_lists_them_all(tmp_path):
+    path = settings_file(tmp_path, "sede = 1\n[plugins]\ndissable = []\n[engine]\nx = 1\n")
+    assert str(refusal(file=path)) == (
+        f"E_CONFIG: {path}: unknown settings 'sede' (did you mean 'seed'?), 'plugins.dissable' (did you mean "
+        "'plugins.disable'?), 'engine'\n"
+        "  reason: a misspelt setting would be ignored without a word\n"
+        "  remedy: correct or remove it; deepinfer generate --help lists the settings"
+    )
+
+
+def test_resolve_with_an_unknown_argument_names_the_nearest():
+    assert refusal({"kv_memry": 1}).what == "no setting named 'kv_memry'; did you mean 'kv_memory'?"
+
+
+@pytest.mark.parametrize("text", ["seed = ", "\x00"])
+def test_resolve_with_a_file_that_is_no_toml_says_so(tmp_path, text):
+    path = settings_file(tmp_path, text)
+    assert refusal(file=path).what == f"{path} is not TOML"
+
+
+def test_resolve_with_a_missing_file_says_so(tmp_path):
+    error = refusal(file=tmp_path / "none.toml")
+    assert (error.what, error.reason) == (
+        f"cannot read the settings file {tmp_path / 'none.toml'}",
+        "No such file or directory",
+    )
+
+
+def test_resolve_with_a_model_in_the_file_is_relative_to_the_file(tmp_path):
+    path = settings_file(tmp_path, 'model = "ckpt"\n')
+    assert EngineConfig.resolve(file=path, environ={}).model == str(tmp_path / "ckpt")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("512MiB", 512 << 20),
+        ("1.5 GiB", 3 << 29),
+        ("2GB", 2 * 10**9),
+        ("4096", 4096),
+        ("64kib", 65536),
+        ("0.1GB", 10**8),
+        ("7b", 7),
+    ],
+)
+def test_resolve_reads_sizes(text, size):
+    assert EngineConfig.resolve({"kv_memory": text}, environ={}).kv_memory == size
+
+
+@pytest.mark.parametrize("value", ["", "lots", "-1", "12 parsecs", "1.5", "1e9", True, 0, 1.5, [1], "9" * 40])
+def test_resolve_refuses_what_is_no_size(value):
+    error = refusal({"kv_memory": value})
+    assert error.what == f"kv_memory must be a size such as 512MiB from 1 to 281474976710656, got {value!r}"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("seed", -1, "seed must be an integer from 0 to 18446744073709551615, got -1"),
+        ("seed", "1.0", "seed must be an integer from 0 to 18446744073709551615, got '1.0'"),
+        ("seed", True, "seed must be an integer from 0 to 18446744073709551615, got True"),
+        ("max_num_seqs", "0", "max_num_seqs must be an integer from 1 to 65536, got '0'"),
+        ("numeric_mode", "exakt", "numeric_mode must be one of released, exact, got 'exakt'; did you mean 'exact'?"),
+        ("validation", 3, "validation must be one of off, boundary, full, got 3"),
+        ("chunked_prefill", "maybe", "chunked_prefill must be true or false, got 'maybe'"),
+        ("backend", "", "backend must be a text, got ''"),
+        ("plugins.disable", [1], "plugins.disable must be names, comma separated, got [1]"),
+        ("plugins.prefer", "x", "plugins.prefer must be KIND:NAME=DISTRIBUTION, got 'x'"),
+    ],
+)
+def test_resolve_refuses_a_value_out_of_range(key, value, message):
+    assert refusal({key: value}).what == message
+
+
+def test_resolve_names_the_source_of_a_refused_value(tmp_path):
+    assert refusal({"max_num_seqs": 0}).reason == "set by --max-num-seqs"
+    assert refusal({"max_num_seqs": 0}, flag_origin="argument").reason == "set by argument max_num_seqs"
+    assert refusal(environ={"DEEPINFER_MAX_NUM_SEQS": "x"}).reason == "set by DEEPINFER_MAX_NUM_SEQS"
+    path = settings_file(tmp_path, "max_num_seqs = 0\n")
+    assert refusal(file=path).reason == f"set by file {path}"
+
+
+def test_resolve_accepts_the_ends_of_a_range():
+    config = EngineConfig.resolve({"seed": str(2**64 - 1), "max_num_seqs": 1}, environ={})
+    assert (config.seed, config.max_num_seqs) == (2**64 - 1, 1)
+
+
+def test_resolve_refuses_groups():
+    with pytest.raises(NotSupported) as caught:
+        EngineConfig.resolve({"dp": 2, "ep": "8"}, environ={})
+    assert str(caught.value) == (
+        "E_UNSUPPORTED: dp=2, ep=8 was asked for, and this release runs one device per engine\n"
+        "  reason: data, context and expert parallel groups are not part of this release\n"
+        "  remedy: leave --dp and --ep out, and start one engine per device"
+    )
+    assert EngineConfig.resolve({"dp": 1}, environ={}).dp == 1
+
+
+def test_config_is_frozen():
+    with pytest.raises(AttributeError):
+        EngineConfig().seed = 3  # type: ignore[misc]
+
+
+def test_patched_keeps_the_source_of_each_value():
+    config = EngineConfig.resolve({"seed": 1}, environ={})
+    patched = config.patched([("acme", ConfigPatch("block_size", 64, "pages of the device"))])
+    assert (patched.block_size, config.block_size) == (64, None)
+    assert patched.origin("block_size") == "plugin acme (pages of the device)"
+    assert patched.origin("seed") == "flag"
+
+
+def test_patched_accepts_the_same_value_twice():
+    patches = [("a", ConfigPatch("block_size", 64, "x")), ("b", ConfigPatch("block_size", "64", "y"))]
+    assert EngineConfig.resolve(environ={}).patched(patches).block_size == 64
+
+
+def test_patched_refuses_two_values_for_one_key_in_any_order():
+    patches = [("b", ConfigPatch("block_size", 128, "y")), ("a", ConfigPatch("block_size", 64, "x"))]
+    messages = set()
+    for order in (patches, patches[::-1]):
+        with pytest.raises(ConfigError) as caught:
+            EngineConfig.resolve(environ={}).patched(order)
+        messages.add(str(caught.value))
+    assert messages == {
+        (
+            "E_CONFIG: block_size has two values: 64 from plugin a (x), 128 from plugin b\n"
+            "  reason: plugin b needs 128: y\n"
+            "  remedy: leave block_size out, or disable one of the two"
+        )
+    }
+
+
+def test_patched_refuses_to_overrule_a_person():
+    config = EngineConfig.resolve({"block_size": 32}, environ={})
+    with pytest.raises(ConfigError, match="block_size has two values: 32 from flag, 64 from plugin acme"):
+        config.patched([("acme", ConfigPatch("block_size", 64, "pages"))])
+
+
+def test_patched_refuses_an_unknown_key():
+    with pytest.raises(ConfigError, match="'blok_size', which is no setting; did you mean 'block_size'"):
+        EngineConfig().patched([("acme", ConfigPatch("blok_size", 64, "x"))])
+
+
+def test_every_default_is_a_value_of_its_setting():
+    from deepinfer_core.settings import read_value
+
+    config = EngineConfig()
+    for key, declared in settings_by_key().items():
+        assert read_value(key, declared, config.get(key), "default") == config.get(key)
+        assert declared.help.endswith(".")
+
+
+def test_environment_names_are_distinct():
+    names = [declared.env_name(key) for key, declared in settings_by_key().items()]
+    assert len(names) == len(set(names))
