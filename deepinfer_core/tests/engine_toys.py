@@ -7,6 +7,7 @@ table that belongs to somebody else changes the hash of the history, and so the 
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -43,6 +44,13 @@ def byte_tokenizer(*, eos: bool = True) -> Tokenizer:
     library.decoder = decoders.ByteLevel()
     library.add_special_tokens([AddedToken("<eos>", special=True), AddedToken("<bos>", special=True)])
     return Tokenizer(library, bos_id=BOS, add_bos=True, eos_ids=frozenset({EOS}) if eos else frozenset())
+
+
+def save_tokenizer(folder: Path) -> None:
+    """The same as the files of a model directory."""
+    byte_tokenizer()._library.save(str(folder / "tokenizer.json"))
+    settings = {"add_bos_token": True, "bos_token": "<bos>", "eos_token": "<eos>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
 
 
 def _alphabet() -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from deepinfer_core.cli import main
 from deepinfer_core.types import ModelCard
-from engine_toys import EOS, Faulty, ToyModel, ToyParts, byte_tokenizer, solo_tokens
+from engine_toys import EOS, Faulty, ToyModel, ToyParts, save_tokenizer, solo_tokens
 
 Run = Callable[..., tuple[int, bytes, str]]
 
@@ -21,8 +21,7 @@ Run = Callable[..., tuple[int, bytes, str]]
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("toy")
-    byte_tokenizer()._library.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text('{"add_bos_token": true, "bos_token": "<bos>", "eos_token": "<eos>"}')
+    save_tokenizer(path)
     return path
 
 

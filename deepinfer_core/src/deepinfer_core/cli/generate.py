@@ -170,6 +170,7 @@ def _generate(
     llm: LLM, inputs: Iterator[PromptInput], target: BinaryIO | None, *, as_json: bool, stream: bool, headers: bool
 ) -> int:
     from deepinfer_core.cli.results import OrderedWriter, Progress
+    from deepinfer_core.interrupts import HeldInterrupt
 
     if target is not None:
         target.truncate(0)
@@ -184,7 +185,8 @@ def _generate(
             if request.finished:
                 progress.ended(request, run.count)
                 failed += _report_failure(request)
-            writer.news(request)
+            with HeldInterrupt():  # a line is written whole and once
+                writer.news(request)
     except KeyboardInterrupt:
         unfinished = run.stop()
         progress.close()

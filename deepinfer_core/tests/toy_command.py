@@ -1,0 +1,25 @@
+"""``python toy_command.py generate ...``: the real command line over the toy parts, for tests that need a process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from deepinfer_core.cli import main
+from deepinfer_core.types import ModelCard
+from engine_toys import ToyParts
+
+from deepinfer_core import assembly
+
+
+def assemble(config: Any) -> ToyParts:
+    sys.stderr.write("backend: toy (test)\n")
+    path = Path(os.environ["TOY_MODEL"])
+    return ToyParts(config, card=ModelCard(path=path, architecture="Toy", model_type="toy", config={}))
+
+
+if __name__ == "__main__":
+    assembly.assemble = assemble  # type: ignore[assignment]
+    sys.exit(main())
