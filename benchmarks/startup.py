@@ -1,8 +1,9 @@
-"""How long the commands that need no model take, and what they import.
+"""How long the commands that need no model take.
 
     python benchmarks/startup.py [--repeat N] [--out FILE]
 
-Prints the machine, medians and limits; writes JSON with --out. Run it twice after an update: the first run compiles.
+Prints the machine, medians and limits; writes JSON with --out. Wall time is what a person waits; processor time hardly
+moves when the machine is busy with other work, so compare the two before blaming the program.
 """  # fmt: skip
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -44,25 +46,38 @@ def main() -> int:
     print(f"{report['machine']['processor']}, {report['machine']['cores']} cores, Python {platform.python_version()}")
     for name, row in times.items():
         limit = f"limit {row['limit']:.0f}" if row["limit"] else ""
-        print(f"{name:24} median {row['median']:6.0f} ms  min {row['min']:6.0f}  max {row['max']:6.0f}  {limit}")
+        print(f"{name:24} wall {row['wall']:6.0f} ms  (least {row['least']:4.0f})  cpu {row['cpu']:6.0f} ms  {limit}")
     if options.out:
         options.out.write_text(json.dumps(report, indent=2) + "\n")
     return 0
 
 
 def measure(environment: dict[str, str], repeat: int) -> dict[str, dict[str, float | None]]:
-    """Wall time of whole processes, cases in turn so that a busy moment touches all of them."""
-    samples: dict[str, list[float]] = {name: [] for name in CASES}
+    """Times of whole processes, cases in turn so that a busy moment touches all of them; medians."""
+    wall: dict[str, list[float]] = {name: [] for name in CASES}
+    cpu: dict[str, list[float]] = {name: [] for name in CASES}
     for turn in range(repeat + 1):
         for name, (arguments, _) in CASES.items():
-            began = time.perf_counter()
+            began, used = time.perf_counter(), child_seconds()
             subprocess.run([sys.executable, *arguments], env=environment, stdout=subprocess.DEVNULL, check=True)
             if turn:  # the first turn compiles
-                samples[name].append((time.perf_counter() - began) * 1e3)
+                wall[name].append((time.perf_counter() - began) * 1e3)
+                cpu[name].append((child_seconds() - used) * 1e3)
     return {
-        name: {"median": statistics.median(found), "min": min(found), "max": max(found), "limit": CASES[name][1]}
-        for name, found in samples.items()
+        name: {
+            "wall": statistics.median(wall[name]),
+            "least": min(wall[name]),
+            "cpu": statistics.median(cpu[name]),
+            "limit": limit,
+        }
+        for name, (_, limit) in CASES.items()
     }
+
+
+def child_seconds() -> float:
+    """Processor time of all finished children."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def machine() -> dict[str, object]:

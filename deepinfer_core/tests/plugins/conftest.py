@@ -15,11 +15,6 @@ from deepinfer_core.plugins.manager import PluginManager
 from deepinfer_core.plugins.registry import PluginRecord, Registry
 
 GROUPS = {kind: f"deepinfer.{kind}s" for kind in ("backend", "model", "sampler", "extension")}
-    "backend": "deepinfer.backends",
-    "model": "deepinfer.models",
-    "sampler": "deepinfer.samplers",
-    "extension": "deepinfer.extensions",
-}
 
 BACKEND = """
 from deepinfer_core import hookimpl
