@@ -620,7 +620,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         for (int64_t i = 0; i < n; i++) ok &= (!((i) < (int64_t)rec->num_decode_reqs) || (((int64_t)f0[i]) <= s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(!((i) < (int64_t)rec->num_decode_reqs) || (((int64_t)f0[i]) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 11, 15, -1, "SchedulerOutputs.seqlens_q", "all(arange(N) < num_decode_reqs implies seqlens_q <= Q)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (di_max(d_N, 0) != n0) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 11, 15, -1, "SchedulerOutputs.seqlens_q", "all(arange(N) < num_decode_reqs implies seqlens_q <= Q)", step_id}, n, 0, true, 0);
+        if (di_max(d_N, 0) != n0) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 11, 15, -1, "SchedulerOutputs.seqlens_q", "all(arange(N) < num_decode_reqs implies seqlens_q <= Q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* seqlens_q: sum(seqlens_q) == num_batched_tokens */
     do {
@@ -653,7 +653,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= ((int64_t)f1[i]));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(((int64_t)f0[i]) >= ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 17, -1, "SchedulerOutputs.seqlens_k", "all(seqlens_k >= seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 17, -1, "SchedulerOutputs.seqlens_k", "all(seqlens_k >= seqlens_q)", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 17, -1, "SchedulerOutputs.seqlens_k", "all(seqlens_k >= seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* seqlens_k: all(arange(N) < num_decode_reqs implies seqlens_k - seqlens_q + Q + K <= max_pos) */
     do {
@@ -669,7 +669,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         for (int64_t i = 0; i < n; i++) ok &= (!((i) < (int64_t)rec->num_decode_reqs) || (di_add(di_add(di_sub(((int64_t)f0[i]), ((int64_t)f1[i])), s1), (int64_t)l->num_draft) <= (int64_t)l->max_pos));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(!((i) < (int64_t)rec->num_decode_reqs) || (di_add(di_add(di_sub(((int64_t)f0[i]), ((int64_t)f1[i])), s1), (int64_t)l->num_draft) <= (int64_t)l->max_pos))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 18, -1, "SchedulerOutputs.seqlens_k", "all(arange(N) < num_decode_reqs implies seqlens_k - seqlens_q + Q + K <= max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 18, -1, "SchedulerOutputs.seqlens_k", "all(arange(N) < num_decode_reqs implies seqlens_k - seqlens_q + Q + K <= max_pos)", step_id}, n, 0, true, 0);
+        if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 18, -1, "SchedulerOutputs.seqlens_k", "all(arange(N) < num_decode_reqs implies seqlens_k - seqlens_q + Q + K <= max_pos)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* seqlens_k: all(arange(N) >= num_decode_reqs implies seqlens_k <= minimum(max_pos, full_len)) */
     do {
@@ -684,7 +684,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         for (int64_t i = 0; i < n; i++) ok &= (!((i) >= (int64_t)rec->num_decode_reqs) || (((int64_t)f0[i]) <= di_min((int64_t)l->max_pos, ((int64_t)f1[i]))));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(!((i) >= (int64_t)rec->num_decode_reqs) || (((int64_t)f0[i]) <= di_min((int64_t)l->max_pos, ((int64_t)f1[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 19, -1, "SchedulerOutputs.seqlens_k", "all(arange(N) >= num_decode_reqs implies seqlens_k <= minimum(max_pos, full_len))", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 19, -1, "SchedulerOutputs.seqlens_k", "all(arange(N) >= num_decode_reqs implies seqlens_k <= minimum(max_pos, full_len))", step_id}, n, 0, true, 0);
+        if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 19, -1, "SchedulerOutputs.seqlens_k", "all(arange(N) >= num_decode_reqs implies seqlens_k <= minimum(max_pos, full_len))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* cached: all(0 <= cached <= seqlens_k - seqlens_q) */
     do {
@@ -701,7 +701,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= di_sub(((int64_t)f1[i]), ((int64_t)f2[i]))));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= di_sub(((int64_t)f1[i]), ((int64_t)f2[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 13, 20, -1, "SchedulerOutputs.cached", "all(0 <= cached <= seqlens_k - seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1 || n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 13, 20, -1, "SchedulerOutputs.cached", "all(0 <= cached <= seqlens_k - seqlens_q)", step_id}, n, 0, true, 0);
+        if (n0 != n1 || n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 13, 20, -1, "SchedulerOutputs.cached", "all(0 <= cached <= seqlens_k - seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* inflight: all(inflight <= 2) */
     do {
@@ -749,7 +749,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         for (int64_t i = 0; i < n; i++) ok &= (!((i) >= (int64_t)rec->num_decode_reqs) || ((((int64_t)f0[i]) == INT64_C(1)) == (((int64_t)f1[i]) == ((int64_t)f2[i]))));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(!((i) >= (int64_t)rec->num_decode_reqs) || ((((int64_t)f0[i]) == INT64_C(1)) == (((int64_t)f1[i]) == ((int64_t)f2[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 16, 24, -1, "SchedulerOutputs.is_last_chunk", "all(arange(N) >= num_decode_reqs implies (is_last_chunk == 1) == (seqlens_k == full_len))", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1 || di_max(d_N, 0) != n2) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 16, 24, -1, "SchedulerOutputs.is_last_chunk", "all(arange(N) >= num_decode_reqs implies (is_last_chunk == 1) == (seqlens_k == full_len))", step_id}, n, 0, true, 0);
+        if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1 || di_max(d_N, 0) != n2) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 16, 24, -1, "SchedulerOutputs.is_last_chunk", "all(arange(N) >= num_decode_reqs implies (is_last_chunk == 1) == (seqlens_k == full_len))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* remap: all(-1 <= remap < max_num_seqs) */
     do {
@@ -783,7 +783,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == (i));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(((int64_t)f0[i]) == (i))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 17, 27, -1, "SchedulerOutputs.remap", "(flags & StepFlags.REMAP_IDENTITY) != 0 implies all(remap == arange(N))", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != di_max(d_N, 0)) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 17, 27, -1, "SchedulerOutputs.remap", "(flags & StepFlags.REMAP_IDENTITY) != 0 implies all(remap == arange(N))", step_id}, n, 0, true, 0);
+        if (n0 != di_max(d_N, 0)) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 17, 27, -1, "SchedulerOutputs.remap", "(flags & StepFlags.REMAP_IDENTITY) != 0 implies all(remap == arange(N))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* remap: injective(remap) */
     if (level >= DI_LEVEL_FULL) do {
@@ -886,7 +886,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         for (int64_t i = 0; i < n; i++) ok &= (!((i) >= (int64_t)rec->num_decode_reqs) || (((int64_t)f0[i]) <= di_sub(((int64_t)f1[i]), ((int64_t)f2[i]))));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(!((i) >= (int64_t)rec->num_decode_reqs) || (((int64_t)f0[i]) <= di_sub(((int64_t)f1[i]), ((int64_t)f2[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 22, 36, -1, "SchedulerOutputs.swa_valid_start", "all(arange(N) >= num_decode_reqs implies swa_valid_start <= seqlens_k - seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1 || di_max(d_N, 0) != n2) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 22, 36, -1, "SchedulerOutputs.swa_valid_start", "all(arange(N) >= num_decode_reqs implies swa_valid_start <= seqlens_k - seqlens_q)", step_id}, n, 0, true, 0);
+        if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1 || di_max(d_N, 0) != n2) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 22, 36, -1, "SchedulerOutputs.swa_valid_start", "all(arange(N) >= num_decode_reqs implies swa_valid_start <= seqlens_k - seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* bt_offsets: bt_offsets[0] == 0 */
     do {
@@ -1487,7 +1487,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
                 at1 = -1;
                 if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
             }
-            if (wrong1 || left1 == 0) { bad = i; break; }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
             left1--; at1++;
             while (left3 == 0 && j3 + 1 < di_max(n2 - 1, 0)) {
                 j3++;
@@ -1495,7 +1495,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
                 at3 = -1;
                 if (left3 < 0) { wrong3 = 1; left3 = 0; break; }
             }
-            if (wrong3 || left3 == 0) { bad = i; break; }
+            if (wrong3 || left3 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
             left3--; at3++;
             if (!(((int64_t)f0[i]) == di_add(value1, at3))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
@@ -1504,7 +1504,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         for (j1++; !rest2 && j1 < di_min(di_max(n2 - 1, 0), di_max(n1 - 1, 0)); j1++) {  rest2 = di_sub(((int64_t)f2[(j1 + 1)]), ((int64_t)f2[j1])) != 0; }
         int rest4 = left3 != 0 || wrong3 || 0;
         for (j3++; !rest4 && j3 < di_max(n2 - 1, 0); j3++) {  rest4 = di_sub(((int64_t)f2[(j3 + 1)]), ((int64_t)f2[j3])) != 0; }
-        if (rest2 || rest4) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 6, 5, -1, "InputMetadata.positions", "all(positions == repeat(diff(cu_seqlens_k) - diff(cu_seqlens_q), diff(cu_seqlens_q)) + ramp(diff(cu_seqlens_q)))", step_id}, n, 0, true, 0);
+        if (rest2 || rest4) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 6, 5, -1, "InputMetadata.positions", "all(positions == repeat(diff(cu_seqlens_k) - diff(cu_seqlens_q), diff(cu_seqlens_q)) + ramp(diff(cu_seqlens_q)))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* positions: all(positions == repeat(seqlens_k - seqlens_q, seqlens_q) + ramp(seqlens_q)) */
     do {
@@ -1529,7 +1529,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
                 at1 = -1;
                 if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
             }
-            if (wrong1 || left1 == 0) { bad = i; break; }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
             left1--; at1++;
             while (left3 == 0 && j3 + 1 < n2) {
                 j3++;
@@ -1537,7 +1537,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
                 at3 = -1;
                 if (left3 < 0) { wrong3 = 1; left3 = 0; break; }
             }
-            if (wrong3 || left3 == 0) { bad = i; break; }
+            if (wrong3 || left3 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
             left3--; at3++;
             if (!(((int64_t)f0[i]) == di_add(value1, at3))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
@@ -1546,7 +1546,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         for (j1++; !rest2 && j1 < di_min(n2, n1); j1++) {  rest2 = ((int64_t)f2[j1]) != 0; }
         int rest4 = left3 != 0 || wrong3 || 0;
         for (j3++; !rest4 && j3 < n2; j3++) {  rest4 = ((int64_t)f2[j3]) != 0; }
-        if (rest2 || rest4) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 6, 6, -1, "InputMetadata.positions", "all(positions == repeat(seqlens_k - seqlens_q, seqlens_q) + ramp(seqlens_q))", step_id}, n, 0, true, 0);
+        if (rest2 || rest4) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 6, 6, -1, "InputMetadata.positions", "all(positions == repeat(seqlens_k - seqlens_q, seqlens_q) + ramp(seqlens_q))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* ngram_token_ids: all(ngram_token_ids >= 0) */
     do {
@@ -1601,7 +1601,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == ((int64_t)f1[i]));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(((int64_t)f0[i]) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 10, 10, -1, "InputMetadata.seqlens_q", "all(seqlens_q == step.seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 10, 10, -1, "InputMetadata.seqlens_q", "all(seqlens_q == step.seqlens_q)", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 10, 10, -1, "InputMetadata.seqlens_q", "all(seqlens_q == step.seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* seqlens_k: all(seqlens_q <= seqlens_k <= max_pos) */
     do {
@@ -1615,7 +1615,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         for (int64_t i = 0; i < n; i++) ok &= ((((int64_t)f0[i]) <= ((int64_t)f1[i])) && (((int64_t)f1[i]) <= (int64_t)l->max_pos));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!((((int64_t)f0[i]) <= ((int64_t)f1[i])) && (((int64_t)f1[i]) <= (int64_t)l->max_pos))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 11, 11, -1, "InputMetadata.seqlens_k", "all(seqlens_q <= seqlens_k <= max_pos)", step_id}, i, 0, true, ((int64_t)f1[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 11, 11, -1, "InputMetadata.seqlens_k", "all(seqlens_q <= seqlens_k <= max_pos)", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 11, 11, -1, "InputMetadata.seqlens_k", "all(seqlens_q <= seqlens_k <= max_pos)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
     } while (0);
     /* seqlens_k: all(seqlens_k == step.seqlens_k) */
     if (step != NULL) do {
@@ -1629,7 +1629,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == ((int64_t)f1[i]));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(((int64_t)f0[i]) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 11, 12, -1, "InputMetadata.seqlens_k", "all(seqlens_k == step.seqlens_k)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 11, 12, -1, "InputMetadata.seqlens_k", "all(seqlens_k == step.seqlens_k)", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 11, 12, -1, "InputMetadata.seqlens_k", "all(seqlens_k == step.seqlens_k)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* cu_seqlens_q: cu_seqlens_q[0] == 0 */
     do {
@@ -1680,7 +1680,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i]));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 12, 16, -1, "InputMetadata.cu_seqlens_q", "all(diff(cu_seqlens_q) == step.seqlens_q)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
-        if (di_max(n0 - 1, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 12, 16, -1, "InputMetadata.cu_seqlens_q", "all(diff(cu_seqlens_q) == step.seqlens_q)", step_id}, n, 0, true, 0);
+        if (di_max(n0 - 1, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 12, 16, -1, "InputMetadata.cu_seqlens_q", "all(diff(cu_seqlens_q) == step.seqlens_q)", step_id}, n, 0, true, (n < di_max(n0 - 1, 0) ? di_sub(((int64_t)f0[(n + 1)]), ((int64_t)f0[n])) : 0));
     } while (0);
     /* cu_seqlens_k: cu_seqlens_k[0] == 0 */
     do {
@@ -1707,7 +1707,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 13, 18, -1, "InputMetadata.cu_seqlens_k", "all(diff(cu_seqlens_k) >= diff(cu_seqlens_q))", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
-        if (di_max(n0 - 1, 0) != di_max(n1 - 1, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 13, 18, -1, "InputMetadata.cu_seqlens_k", "all(diff(cu_seqlens_k) >= diff(cu_seqlens_q))", step_id}, n, 0, true, 0);
+        if (di_max(n0 - 1, 0) != di_max(n1 - 1, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 13, 18, -1, "InputMetadata.cu_seqlens_k", "all(diff(cu_seqlens_k) >= diff(cu_seqlens_q))", step_id}, n, 0, true, (n < di_max(n0 - 1, 0) ? di_sub(((int64_t)f0[(n + 1)]), ((int64_t)f0[n])) : 0));
     } while (0);
     /* cu_seqlens_k: all(diff(cu_seqlens_k) == step.seqlens_k) */
     if (step != NULL) do {
@@ -1721,7 +1721,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i]));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 13, 19, -1, "InputMetadata.cu_seqlens_k", "all(diff(cu_seqlens_k) == step.seqlens_k)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
-        if (di_max(n0 - 1, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 13, 19, -1, "InputMetadata.cu_seqlens_k", "all(diff(cu_seqlens_k) == step.seqlens_k)", step_id}, n, 0, true, 0);
+        if (di_max(n0 - 1, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 13, 19, -1, "InputMetadata.cu_seqlens_k", "all(diff(cu_seqlens_k) == step.seqlens_k)", step_id}, n, 0, true, (n < di_max(n0 - 1, 0) ? di_sub(((int64_t)f0[(n + 1)]), ((int64_t)f0[n])) : 0));
     } while (0);
     /* cu_seqlens_q_incl: all(cu_seqlens_q_incl == cumsum(seqlens_q)) */
     do {
@@ -1738,7 +1738,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
             if (!(((int64_t)f0[i]) == c1)) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 14, 20, -1, "InputMetadata.cu_seqlens_q_incl", "all(cu_seqlens_q_incl == cumsum(seqlens_q))", step_id}, bad, 0, true, shown);
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 14, 20, -1, "InputMetadata.cu_seqlens_q_incl", "all(cu_seqlens_q_incl == cumsum(seqlens_q))", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 14, 20, -1, "InputMetadata.cu_seqlens_q_incl", "all(cu_seqlens_q_incl == cumsum(seqlens_q))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* cp_mirror_len: cp > 1 implies cp_mirror_len == 2 * sum((diff(cu_seqlens_q) + 2 * cp - 1) // (2 * cp)) */
     do {
@@ -2398,7 +2398,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 at1 = -1;
                 if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
             }
-            if (wrong1 || left1 == 0) { bad = i; break; }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
             left1--; at1++;
             while (left3 == 0 && j3 + 1 < di_max(n2 - 1, 0)) {
                 j3++;
@@ -2406,7 +2406,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 at3 = -1;
                 if (left3 < 0) { wrong3 = 1; left3 = 0; break; }
             }
-            if (wrong3 || left3 == 0) { bad = i; break; }
+            if (wrong3 || left3 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
             left3--; at3++;
             if (!(((int64_t)f0[i]) == di_add(value1, at3))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
@@ -2415,7 +2415,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (j1++; !rest2 && j1 < di_min(di_max(n2 - 1, 0), di_max(n1 - 1, 0)); j1++) {  rest2 = di_sub(((int64_t)f2[(j1 + 1)]), ((int64_t)f2[j1])) != 0; }
         int rest4 = left3 != 0 || wrong3 || 0;
         for (j3++; !rest4 && j3 < di_max(n2 - 1, 0); j3++) {  rest4 = di_sub(((int64_t)f2[(j3 + 1)]), ((int64_t)f2[j3])) != 0; }
-        if (rest2 || rest4) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 6, 5, -1, "InputMetadataV41.positions", "all(positions == repeat(diff(cu_seqlens_k) - diff(cu_seqlens_q), diff(cu_seqlens_q)) + ramp(diff(cu_seqlens_q)))", step_id}, n, 0, true, 0);
+        if (rest2 || rest4) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 6, 5, -1, "InputMetadataV41.positions", "all(positions == repeat(diff(cu_seqlens_k) - diff(cu_seqlens_q), diff(cu_seqlens_q)) + ramp(diff(cu_seqlens_q)))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* positions: all(positions == repeat(seqlens_k - seqlens_q, seqlens_q) + ramp(seqlens_q)) */
     do {
@@ -2440,7 +2440,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 at1 = -1;
                 if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
             }
-            if (wrong1 || left1 == 0) { bad = i; break; }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
             left1--; at1++;
             while (left3 == 0 && j3 + 1 < n2) {
                 j3++;
@@ -2448,7 +2448,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 at3 = -1;
                 if (left3 < 0) { wrong3 = 1; left3 = 0; break; }
             }
-            if (wrong3 || left3 == 0) { bad = i; break; }
+            if (wrong3 || left3 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
             left3--; at3++;
             if (!(((int64_t)f0[i]) == di_add(value1, at3))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
@@ -2457,7 +2457,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (j1++; !rest2 && j1 < di_min(n2, n1); j1++) {  rest2 = ((int64_t)f2[j1]) != 0; }
         int rest4 = left3 != 0 || wrong3 || 0;
         for (j3++; !rest4 && j3 < n2; j3++) {  rest4 = ((int64_t)f2[j3]) != 0; }
-        if (rest2 || rest4) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 6, 6, -1, "InputMetadataV41.positions", "all(positions == repeat(seqlens_k - seqlens_q, seqlens_q) + ramp(seqlens_q))", step_id}, n, 0, true, 0);
+        if (rest2 || rest4) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 6, 6, -1, "InputMetadataV41.positions", "all(positions == repeat(seqlens_k - seqlens_q, seqlens_q) + ramp(seqlens_q))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* ngram_token_ids: all(ngram_token_ids >= 0) */
     do {
@@ -2512,7 +2512,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == ((int64_t)f1[i]));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(((int64_t)f0[i]) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 10, 10, -1, "InputMetadataV41.seqlens_q", "all(seqlens_q == step.seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 10, 10, -1, "InputMetadataV41.seqlens_q", "all(seqlens_q == step.seqlens_q)", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 10, 10, -1, "InputMetadataV41.seqlens_q", "all(seqlens_q == step.seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* seqlens_k: all(seqlens_q <= seqlens_k <= max_pos) */
     do {
@@ -2526,7 +2526,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (int64_t i = 0; i < n; i++) ok &= ((((int64_t)f0[i]) <= ((int64_t)f1[i])) && (((int64_t)f1[i]) <= (int64_t)l->max_pos));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!((((int64_t)f0[i]) <= ((int64_t)f1[i])) && (((int64_t)f1[i]) <= (int64_t)l->max_pos))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 11, 11, -1, "InputMetadataV41.seqlens_k", "all(seqlens_q <= seqlens_k <= max_pos)", step_id}, i, 0, true, ((int64_t)f1[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 11, 11, -1, "InputMetadataV41.seqlens_k", "all(seqlens_q <= seqlens_k <= max_pos)", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 11, 11, -1, "InputMetadataV41.seqlens_k", "all(seqlens_q <= seqlens_k <= max_pos)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
     } while (0);
     /* seqlens_k: all(seqlens_k == step.seqlens_k) */
     if (step != NULL) do {
@@ -2540,7 +2540,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == ((int64_t)f1[i]));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(((int64_t)f0[i]) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 11, 12, -1, "InputMetadataV41.seqlens_k", "all(seqlens_k == step.seqlens_k)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 11, 12, -1, "InputMetadataV41.seqlens_k", "all(seqlens_k == step.seqlens_k)", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 11, 12, -1, "InputMetadataV41.seqlens_k", "all(seqlens_k == step.seqlens_k)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* cu_seqlens_q: cu_seqlens_q[0] == 0 */
     do {
@@ -2591,7 +2591,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i]));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 12, 16, -1, "InputMetadataV41.cu_seqlens_q", "all(diff(cu_seqlens_q) == step.seqlens_q)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
-        if (di_max(n0 - 1, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 12, 16, -1, "InputMetadataV41.cu_seqlens_q", "all(diff(cu_seqlens_q) == step.seqlens_q)", step_id}, n, 0, true, 0);
+        if (di_max(n0 - 1, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 12, 16, -1, "InputMetadataV41.cu_seqlens_q", "all(diff(cu_seqlens_q) == step.seqlens_q)", step_id}, n, 0, true, (n < di_max(n0 - 1, 0) ? di_sub(((int64_t)f0[(n + 1)]), ((int64_t)f0[n])) : 0));
     } while (0);
     /* cu_seqlens_k: cu_seqlens_k[0] == 0 */
     do {
@@ -2618,7 +2618,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 13, 18, -1, "InputMetadataV41.cu_seqlens_k", "all(diff(cu_seqlens_k) >= diff(cu_seqlens_q))", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
-        if (di_max(n0 - 1, 0) != di_max(n1 - 1, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 13, 18, -1, "InputMetadataV41.cu_seqlens_k", "all(diff(cu_seqlens_k) >= diff(cu_seqlens_q))", step_id}, n, 0, true, 0);
+        if (di_max(n0 - 1, 0) != di_max(n1 - 1, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 13, 18, -1, "InputMetadataV41.cu_seqlens_k", "all(diff(cu_seqlens_k) >= diff(cu_seqlens_q))", step_id}, n, 0, true, (n < di_max(n0 - 1, 0) ? di_sub(((int64_t)f0[(n + 1)]), ((int64_t)f0[n])) : 0));
     } while (0);
     /* cu_seqlens_k: all(diff(cu_seqlens_k) == step.seqlens_k) */
     if (step != NULL) do {
@@ -2632,7 +2632,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i]));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 13, 19, -1, "InputMetadataV41.cu_seqlens_k", "all(diff(cu_seqlens_k) == step.seqlens_k)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
-        if (di_max(n0 - 1, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 13, 19, -1, "InputMetadataV41.cu_seqlens_k", "all(diff(cu_seqlens_k) == step.seqlens_k)", step_id}, n, 0, true, 0);
+        if (di_max(n0 - 1, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 13, 19, -1, "InputMetadataV41.cu_seqlens_k", "all(diff(cu_seqlens_k) == step.seqlens_k)", step_id}, n, 0, true, (n < di_max(n0 - 1, 0) ? di_sub(((int64_t)f0[(n + 1)]), ((int64_t)f0[n])) : 0));
     } while (0);
     /* cu_seqlens_q_incl: all(cu_seqlens_q_incl == cumsum(seqlens_q)) */
     do {
@@ -2649,7 +2649,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             if (!(((int64_t)f0[i]) == c1)) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 14, 20, -1, "InputMetadataV41.cu_seqlens_q_incl", "all(cu_seqlens_q_incl == cumsum(seqlens_q))", step_id}, bad, 0, true, shown);
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 14, 20, -1, "InputMetadataV41.cu_seqlens_q_incl", "all(cu_seqlens_q_incl == cumsum(seqlens_q))", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 14, 20, -1, "InputMetadataV41.cu_seqlens_q_incl", "all(cu_seqlens_q_incl == cumsum(seqlens_q))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* cp_mirror_len: cp > 1 implies cp_mirror_len == 2 * sum((diff(cu_seqlens_q) + 2 * cp - 1) // (2 * cp)) */
     do {
@@ -2711,7 +2711,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == ((di_mod(di_add(((int64_t)f1[i]), INT64_C(1)), r) == INT64_C(0)) ? di_mul(di_floordiv(((int64_t)f1[i]), r), r) : INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(((int64_t)f0[i]) == ((di_mod(di_add(((int64_t)f1[i]), INT64_C(1)), r) == INT64_C(0)) ? di_mul(di_floordiv(((int64_t)f1[i]), r), r) : INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 18, 26, (int32_t)r, "InputMetadataV41.positions_c", "is_prompt == 0 implies all(positions_c[r] == where((positions + 1) % r == 0, positions // r * r, 0))", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 18, 26, (int32_t)r, "InputMetadataV41.positions_c", "is_prompt == 0 implies all(positions_c[r] == where((positions + 1) % r == 0, positions // r * r, 0))", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 18, 26, (int32_t)r, "InputMetadataV41.positions_c", "is_prompt == 0 implies all(positions_c[r] == where((positions + 1) % r == 0, positions // r * r, 0))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
     /* positions_c: all(positions_c[r] == where(repeat(diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r, diff(cu_compressed_q[r])) > 0, (repeat((diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r, diff(cu_compressed_q[r])) + ramp(diff(cu_compressed_q[r]))) * r, 0)) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -2741,7 +2741,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 at1 = -1;
                 if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
             }
-            if (wrong1 || left1 == 0) { bad = i; break; }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
             left1--; at1++;
             while (left3 == 0 && j3 + 1 < di_min(di_min(di_max(n3 - 1, 0), di_max(n1 - 1, 0)), di_max(n2 - 1, 0))) {
                 j3++;
@@ -2750,7 +2750,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 at3 = -1;
                 if (left3 < 0) { wrong3 = 1; left3 = 0; break; }
             }
-            if (wrong3 || left3 == 0) { bad = i; break; }
+            if (wrong3 || left3 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
             left3--; at3++;
             while (left5 == 0 && j5 + 1 < di_max(n3 - 1, 0)) {
                 j5++;
@@ -2758,7 +2758,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 at5 = -1;
                 if (left5 < 0) { wrong5 = 1; left5 = 0; break; }
             }
-            if (wrong5 || left5 == 0) { bad = i; break; }
+            if (wrong5 || left5 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
             left5--; at5++;
             if (!(((int64_t)f0[i]) == ((value1 > INT64_C(0)) ? di_mul(di_add(value3, at5), r) : INT64_C(0)))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
@@ -2769,7 +2769,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (j3++; !rest4 && j3 < di_min(di_min(di_max(n3 - 1, 0), di_max(n1 - 1, 0)), di_max(n2 - 1, 0)); j3++) {  rest4 = di_sub(((int64_t)f3[(j3 + 1)]), ((int64_t)f3[j3])) != 0; }
         int rest6 = left5 != 0 || wrong5 || 0;
         for (j5++; !rest6 && j5 < di_max(n3 - 1, 0); j5++) {  rest6 = di_sub(((int64_t)f3[(j5 + 1)]), ((int64_t)f3[j5])) != 0; }
-        if (rest2 || rest4 || rest6) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 18, 27, (int32_t)r, "InputMetadataV41.positions_c", "all(positions_c[r] == where(repeat(diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r, diff(cu_compressed_q[r])) > 0, (repeat((diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r, diff(cu_compressed_q[r])) + ramp(diff(cu_compressed_q[r]))) * r, 0))", step_id}, n, 0, true, 0);
+        if (rest2 || rest4 || rest6) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 18, 27, (int32_t)r, "InputMetadataV41.positions_c", "all(positions_c[r] == where(repeat(diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r, diff(cu_compressed_q[r])) > 0, (repeat((diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r, diff(cu_compressed_q[r])) + ramp(diff(cu_compressed_q[r]))) * r, 0))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
     /* slot_main: all(-1 <= slot_main[r] < NB * (BS // r)) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -2795,7 +2795,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (int64_t i = 0; i < n; i++) ok &= ((((int64_t)f0[i]) != INT64_C(-1)) == (di_mod(di_add(((int64_t)f1[i]), INT64_C(1)), r) == INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!((((int64_t)f0[i]) != INT64_C(-1)) == (di_mod(di_add(((int64_t)f1[i]), INT64_C(1)), r) == INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 29, (int32_t)r, "InputMetadataV41.slot_main", "is_prompt == 0 implies all((slot_main[r] != -1) == ((positions + 1) % r == 0))", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 29, (int32_t)r, "InputMetadataV41.slot_main", "is_prompt == 0 implies all((slot_main[r] != -1) == ((positions + 1) % r == 0))", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 29, (int32_t)r, "InputMetadataV41.slot_main", "is_prompt == 0 implies all((slot_main[r] != -1) == ((positions + 1) % r == 0))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
     /* slot_main: all(slot_main[r] != -1 implies repeat(diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r, diff(cu_compressed_q[r])) > 0) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -2822,14 +2822,14 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 at1 = -1;
                 if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
             }
-            if (wrong1 || left1 == 0) { bad = i; break; }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
             left1--; at1++;
             if (!(!(((int64_t)f0[i]) != INT64_C(-1)) || (value1 > INT64_C(0)))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 30, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] != -1 implies repeat(diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r, diff(cu_compressed_q[r])) > 0)", step_id}, bad, 0, true, shown);
         int rest2 = left1 != 0 || wrong1 || di_max(n3 - 1, 0) != di_max(n1 - 1, 0) || di_max(n3 - 1, 0) != di_max(n2 - 1, 0);
         for (j1++; !rest2 && j1 < di_min(di_min(di_max(n3 - 1, 0), di_max(n1 - 1, 0)), di_max(n2 - 1, 0)); j1++) {  rest2 = di_sub(((int64_t)f3[(j1 + 1)]), ((int64_t)f3[j1])) != 0; }
-        if (rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 30, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] != -1 implies repeat(diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r, diff(cu_compressed_q[r])) > 0)", step_id}, n, 0, true, 0);
+        if (rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 30, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] != -1 implies repeat(diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r, diff(cu_compressed_q[r])) > 0)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
     /* slot_main: injective(slot_main[r]) */
     if (level >= DI_LEVEL_FULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -2867,14 +2867,14 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 at1 = -1;
                 if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
             }
-            if (wrong1 || left1 == 0) { bad = i; break; }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
             left1--; at1++;
             if (!((((int64_t)f0[i]) == INT64_C(-1)) || (di_floordiv(((int64_t)f1[i]), (int64_t)l->block_size) < value1))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 32, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or positions_c[r] // BS < repeat(diff(step.bt_offsets), diff(cu_compressed_q[r])))", step_id}, bad, 0, true, shown);
         int rest2 = left1 != 0 || wrong1 || di_max(n3 - 1, 0) != di_max(n2 - 1, 0);
         for (j1++; !rest2 && j1 < di_min(di_max(n3 - 1, 0), di_max(n2 - 1, 0)); j1++) {  rest2 = di_sub(((int64_t)f3[(j1 + 1)]), ((int64_t)f3[j1])) != 0; }
-        if (n0 != n1 || rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 32, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or positions_c[r] // BS < repeat(diff(step.bt_offsets), diff(cu_compressed_q[r])))", step_id}, n, 0, true, 0);
+        if (n0 != n1 || rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 32, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or positions_c[r] // BS < repeat(diff(step.bt_offsets), diff(cu_compressed_q[r])))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
     /* slot_main: all(slot_main[r] == -1 or slot_main[r] == gather(step.bt_ids, repeat(step.bt_offsets[:-1], diff(cu_compressed_q[r])) + positions_c[r] // BS) * (BS // r) + positions_c[r] % BS // r) */
     if (level >= DI_LEVEL_FULL) if (step != NULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -2905,16 +2905,16 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 at2 = -1;
                 if (left2 < 0) { wrong2 = 1; left2 = 0; break; }
             }
-            if (wrong2 || left2 == 0) { bad = i; break; }
+            if (wrong2 || left2 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
             left2--; at2++;
             const int64_t g1 = di_add(value2, di_floordiv(((int64_t)f4[i]), (int64_t)l->block_size));
-            if (g1 < 0 || g1 >= n1) { bad = i; break; }
+            if (g1 < 0 || g1 >= n1) { bad = i; shown = ((int64_t)f0[i]); break; }
             if (!((((int64_t)f0[i]) == INT64_C(-1)) || (((int64_t)f0[i]) == di_add(di_mul(((int64_t)f1[g1]), s4), di_floordiv(di_mod(((int64_t)f4[i]), (int64_t)l->block_size), r))))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 33, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or slot_main[r] == gather(step.bt_ids, repeat(step.bt_offsets[:-1], diff(cu_compressed_q[r])) + positions_c[r] // BS) * (BS // r) + positions_c[r] % BS // r)", step_id}, bad, 0, true, shown);
         int rest3 = left2 != 0 || wrong2 || di_max(n3 - 1, 0) != di_max(n2 - 1, 0);
         for (j2++; !rest3 && j2 < di_min(di_max(n3 - 1, 0), di_max(n2 - 1, 0)); j2++) {  rest3 = di_sub(((int64_t)f3[(j2 + 1)]), ((int64_t)f3[j2])) != 0; }
-        if (n0 != n4 || rest3) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 33, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or slot_main[r] == gather(step.bt_ids, repeat(step.bt_offsets[:-1], diff(cu_compressed_q[r])) + positions_c[r] // BS) * (BS // r) + positions_c[r] % BS // r)", step_id}, n, 0, true, 0);
+        if (n0 != n4 || rest3) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 33, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or slot_main[r] == gather(step.bt_ids, repeat(step.bt_offsets[:-1], diff(cu_compressed_q[r])) + positions_c[r] // BS) * (BS // r) + positions_c[r] % BS // r)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
     /* slot_main: all(slot_main[r] == -1 or positions_c[r] // BS < repeat(diff(step.bt_offsets), seqlens_q)) */
     if (level >= DI_LEVEL_FULL) if (step != NULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -2941,14 +2941,14 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 at1 = -1;
                 if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
             }
-            if (wrong1 || left1 == 0) { bad = i; break; }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
             left1--; at1++;
             if (!((((int64_t)f0[i]) == INT64_C(-1)) || (di_floordiv(((int64_t)f1[i]), (int64_t)l->block_size) < value1))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 34, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or positions_c[r] // BS < repeat(diff(step.bt_offsets), seqlens_q))", step_id}, bad, 0, true, shown);
         int rest2 = left1 != 0 || wrong1 || n3 != di_max(n2 - 1, 0);
         for (j1++; !rest2 && j1 < di_min(n3, di_max(n2 - 1, 0)); j1++) {  rest2 = ((int64_t)f3[j1]) != 0; }
-        if (n0 != n1 || rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 34, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or positions_c[r] // BS < repeat(diff(step.bt_offsets), seqlens_q))", step_id}, n, 0, true, 0);
+        if (n0 != n1 || rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 34, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or positions_c[r] // BS < repeat(diff(step.bt_offsets), seqlens_q))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
     /* slot_main: all(slot_main[r] == -1 or slot_main[r] == gather(step.bt_ids, repeat(step.bt_offsets[:-1], seqlens_q) + positions_c[r] // BS) * (BS // r) + positions_c[r] % BS // r) */
     if (level >= DI_LEVEL_FULL) if (step != NULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -2979,16 +2979,16 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 at2 = -1;
                 if (left2 < 0) { wrong2 = 1; left2 = 0; break; }
             }
-            if (wrong2 || left2 == 0) { bad = i; break; }
+            if (wrong2 || left2 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
             left2--; at2++;
             const int64_t g1 = di_add(value2, di_floordiv(((int64_t)f4[i]), (int64_t)l->block_size));
-            if (g1 < 0 || g1 >= n1) { bad = i; break; }
+            if (g1 < 0 || g1 >= n1) { bad = i; shown = ((int64_t)f0[i]); break; }
             if (!((((int64_t)f0[i]) == INT64_C(-1)) || (((int64_t)f0[i]) == di_add(di_mul(((int64_t)f1[g1]), s4), di_floordiv(di_mod(((int64_t)f4[i]), (int64_t)l->block_size), r))))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 35, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or slot_main[r] == gather(step.bt_ids, repeat(step.bt_offsets[:-1], seqlens_q) + positions_c[r] // BS) * (BS // r) + positions_c[r] % BS // r)", step_id}, bad, 0, true, shown);
         int rest3 = left2 != 0 || wrong2 || n3 != di_max(n2 - 1, 0);
         for (j2++; !rest3 && j2 < di_min(n3, di_max(n2 - 1, 0)); j2++) {  rest3 = ((int64_t)f3[j2]) != 0; }
-        if (n0 != n4 || rest3) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 35, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or slot_main[r] == gather(step.bt_ids, repeat(step.bt_offsets[:-1], seqlens_q) + positions_c[r] // BS) * (BS // r) + positions_c[r] % BS // r)", step_id}, n, 0, true, 0);
+        if (n0 != n4 || rest3) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 35, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or slot_main[r] == gather(step.bt_ids, repeat(step.bt_offsets[:-1], seqlens_q) + positions_c[r] // BS) * (BS // r) + positions_c[r] % BS // r)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
     /* slot_swa: all(-1 <= slot_swa < num_swa_slots * SW) */
     do {
@@ -3017,7 +3017,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == di_add(di_mul(((int64_t)f1[i]), (int64_t)l->swa_ring), di_mod(((int64_t)f2[i]), (int64_t)l->swa_ring)));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(((int64_t)f0[i]) == di_add(di_mul(((int64_t)f1[i]), (int64_t)l->swa_ring), di_mod(((int64_t)f2[i]), (int64_t)l->swa_ring)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 20, 37, -1, "InputMetadataV41.slot_swa", "is_prompt == 0 implies all(slot_swa == swa_slot_idx * SW + positions % SW)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1 || n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 20, 37, -1, "InputMetadataV41.slot_swa", "is_prompt == 0 implies all(slot_swa == swa_slot_idx * SW + positions % SW)", step_id}, n, 0, true, 0);
+        if (n0 != n1 || n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 20, 37, -1, "InputMetadataV41.slot_swa", "is_prompt == 0 implies all(slot_swa == swa_slot_idx * SW + positions % SW)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* slot_swa: all(slot_swa == where(positions >= repeat(diff(cu_seqlens_k), diff(cu_seqlens_q)) - SW, repeat(swa_slot_idx, diff(cu_seqlens_q)) * SW + positions % SW, -1)) */
     do {
@@ -3049,7 +3049,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 at1 = -1;
                 if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
             }
-            if (wrong1 || left1 == 0) { bad = i; break; }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
             left1--; at1++;
             while (left3 == 0 && j3 + 1 < di_min(di_max(n3 - 1, 0), n4)) {
                 j3++;
@@ -3058,7 +3058,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 at3 = -1;
                 if (left3 < 0) { wrong3 = 1; left3 = 0; break; }
             }
-            if (wrong3 || left3 == 0) { bad = i; break; }
+            if (wrong3 || left3 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
             left3--; at3++;
             if (!(((int64_t)f0[i]) == ((((int64_t)f1[i]) >= di_sub(value1, (int64_t)l->swa_ring)) ? di_add(di_mul(value3, (int64_t)l->swa_ring), di_mod(((int64_t)f1[i]), (int64_t)l->swa_ring)) : INT64_C(-1)))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
@@ -3067,7 +3067,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (j1++; !rest2 && j1 < di_min(di_max(n3 - 1, 0), di_max(n2 - 1, 0)); j1++) {  rest2 = di_sub(((int64_t)f3[(j1 + 1)]), ((int64_t)f3[j1])) != 0; }
         int rest4 = left3 != 0 || wrong3 || di_max(n3 - 1, 0) != n4;
         for (j3++; !rest4 && j3 < di_min(di_max(n3 - 1, 0), n4); j3++) {  rest4 = di_sub(((int64_t)f3[(j3 + 1)]), ((int64_t)f3[j3])) != 0; }
-        if (n0 != n1 || rest2 || rest4) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 20, 38, -1, "InputMetadataV41.slot_swa", "all(slot_swa == where(positions >= repeat(diff(cu_seqlens_k), diff(cu_seqlens_q)) - SW, repeat(swa_slot_idx, diff(cu_seqlens_q)) * SW + positions % SW, -1))", step_id}, n, 0, true, 0);
+        if (n0 != n1 || rest2 || rest4) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 20, 38, -1, "InputMetadataV41.slot_swa", "all(slot_swa == where(positions >= repeat(diff(cu_seqlens_k), diff(cu_seqlens_q)) - SW, repeat(swa_slot_idx, diff(cu_seqlens_q)) * SW + positions % SW, -1))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* slot_swa: injective(slot_swa) */
     if (level >= DI_LEVEL_FULL) do {
@@ -3104,7 +3104,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == ((int64_t)f1[i]));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(((int64_t)f0[i]) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, 41, -1, "InputMetadataV41.state_slot_idx", "is_prompt == 1 implies all(state_slot_idx == step.state_slot)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, 41, -1, "InputMetadataV41.state_slot_idx", "is_prompt == 1 implies all(state_slot_idx == step.state_slot)", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, 41, -1, "InputMetadataV41.state_slot_idx", "is_prompt == 1 implies all(state_slot_idx == step.state_slot)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* state_slot_idx: all(state_slot_idx == repeat(step.state_slot, seqlens_q)) */
     if (step != NULL) do {
@@ -3128,14 +3128,14 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 at1 = -1;
                 if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
             }
-            if (wrong1 || left1 == 0) { bad = i; break; }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
             left1--; at1++;
             if (!(((int64_t)f0[i]) == value1)) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, 42, -1, "InputMetadataV41.state_slot_idx", "all(state_slot_idx == repeat(step.state_slot, seqlens_q))", step_id}, bad, 0, true, shown);
         int rest2 = left1 != 0 || wrong1 || n2 != n1;
         for (j1++; !rest2 && j1 < di_min(n2, n1); j1++) {  rest2 = ((int64_t)f2[j1]) != 0; }
-        if (rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, 42, -1, "InputMetadataV41.state_slot_idx", "all(state_slot_idx == repeat(step.state_slot, seqlens_q))", step_id}, n, 0, true, 0);
+        if (rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, 42, -1, "InputMetadataV41.state_slot_idx", "all(state_slot_idx == repeat(step.state_slot, seqlens_q))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* swa_slot_idx: all(0 <= swa_slot_idx < maximum(num_swa_slots, 1)) */
     do {
@@ -3161,7 +3161,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == ((int64_t)f1[i]));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(((int64_t)f0[i]) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, 44, -1, "InputMetadataV41.swa_slot_idx", "is_prompt == 1 implies all(swa_slot_idx == step.swa_slot)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, 44, -1, "InputMetadataV41.swa_slot_idx", "is_prompt == 1 implies all(swa_slot_idx == step.swa_slot)", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, 44, -1, "InputMetadataV41.swa_slot_idx", "is_prompt == 1 implies all(swa_slot_idx == step.swa_slot)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* swa_slot_idx: all(swa_slot_idx == repeat(step.swa_slot, seqlens_q)) */
     if (step != NULL) do {
@@ -3185,14 +3185,14 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 at1 = -1;
                 if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
             }
-            if (wrong1 || left1 == 0) { bad = i; break; }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
             left1--; at1++;
             if (!(((int64_t)f0[i]) == value1)) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, 45, -1, "InputMetadataV41.swa_slot_idx", "all(swa_slot_idx == repeat(step.swa_slot, seqlens_q))", step_id}, bad, 0, true, shown);
         int rest2 = left1 != 0 || wrong1 || n2 != n1;
         for (j1++; !rest2 && j1 < di_min(n2, n1); j1++) {  rest2 = ((int64_t)f2[j1]) != 0; }
-        if (rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, 45, -1, "InputMetadataV41.swa_slot_idx", "all(swa_slot_idx == repeat(step.swa_slot, seqlens_q))", step_id}, n, 0, true, 0);
+        if (rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, 45, -1, "InputMetadataV41.swa_slot_idx", "all(swa_slot_idx == repeat(step.swa_slot, seqlens_q))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* cu_compressed_q: cu_compressed_q[r][0] == 0 */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -3222,7 +3222,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == di_max(INT64_C(1), di_sub(di_floordiv(di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])), r), di_floordiv(di_sub(di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])), di_sub(((int64_t)f2[(i + 1)]), ((int64_t)f2[i]))), r))));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == di_max(INT64_C(1), di_sub(di_floordiv(di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])), r), di_floordiv(di_sub(di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])), di_sub(((int64_t)f2[(i + 1)]), ((int64_t)f2[i]))), r))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 23, 47, (int32_t)r, "InputMetadataV41.cu_compressed_q", "all(diff(cu_compressed_q[r]) == maximum(1, diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r))", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
-        if (di_max(n0 - 1, 0) != di_max(n1 - 1, 0) || di_max(n0 - 1, 0) != di_max(n2 - 1, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 23, 47, (int32_t)r, "InputMetadataV41.cu_compressed_q", "all(diff(cu_compressed_q[r]) == maximum(1, diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r))", step_id}, n, 0, true, 0);
+        if (di_max(n0 - 1, 0) != di_max(n1 - 1, 0) || di_max(n0 - 1, 0) != di_max(n2 - 1, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 23, 47, (int32_t)r, "InputMetadataV41.cu_compressed_q", "all(diff(cu_compressed_q[r]) == maximum(1, diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r))", step_id}, n, 0, true, (n < di_max(n0 - 1, 0) ? di_sub(((int64_t)f0[(n + 1)]), ((int64_t)f0[n])) : 0));
     }
     /* load_swa: all(-1 <= load_swa[:, 0] < num_swa_slots) */
     do {
@@ -3266,7 +3266,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             if (!(((int64_t)f0[i * 4 + 3]) == di_sub(c1, di_sub(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 1]))))) { bad = i; shown = ((int64_t)f0[i * 4 + 3]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 51, -1, "InputMetadataV41.load_swa", "all(load_swa[:, 3] == cumsum(load_swa[:, 2] - load_swa[:, 1]) - (load_swa[:, 2] - load_swa[:, 1]))", step_id}, bad, 0, true, shown);
-        if (0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 51, -1, "InputMetadataV41.load_swa", "all(load_swa[:, 3] == cumsum(load_swa[:, 2] - load_swa[:, 1]) - (load_swa[:, 2] - load_swa[:, 1]))", step_id}, n, 0, true, 0);
+        if (0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 51, -1, "InputMetadataV41.load_swa", "all(load_swa[:, 3] == cumsum(load_swa[:, 2] - load_swa[:, 1]) - (load_swa[:, 2] - load_swa[:, 1]))", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 3]) : 0));
     } while (0);
     /* load_swa: sum(load_swa[:, 2] - load_swa[:, 1]) == total_k_swa */
     do {
@@ -3342,7 +3342,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             if (!(((int64_t)f0[i * 4 + 3]) == di_sub(c1, di_sub(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 1]))))) { bad = i; shown = ((int64_t)f0[i * 4 + 3]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 58, (int32_t)r, "InputMetadataV41.load_main", "all(load_main[r][:, 3] == cumsum(load_main[r][:, 2] - load_main[r][:, 1]) - (load_main[r][:, 2] - load_main[r][:, 1]))", step_id}, bad, 0, true, shown);
-        if (0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 58, (int32_t)r, "InputMetadataV41.load_main", "all(load_main[r][:, 3] == cumsum(load_main[r][:, 2] - load_main[r][:, 1]) - (load_main[r][:, 2] - load_main[r][:, 1]))", step_id}, n, 0, true, 0);
+        if (0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 58, (int32_t)r, "InputMetadataV41.load_main", "all(load_main[r][:, 3] == cumsum(load_main[r][:, 2] - load_main[r][:, 1]) - (load_main[r][:, 2] - load_main[r][:, 1]))", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 3]) : 0));
     }
     /* load_main: sum(load_main[r][:, 2] - load_main[r][:, 1]) == total_k_main[r] */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -3415,7 +3415,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 at1 = -1;
                 if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
             }
-            if (wrong1 || left1 == 0) { bad = i; break; }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i * 4 + 0]); break; }
             left1--; at1++;
             while (left6 == 0 && j6 + 1 < di_min(di_max(n1 - 1, 0), di_max(n3 - 1, 0))) {
                 j6++;
@@ -3424,7 +3424,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 at6 = -1;
                 if (left6 < 0) { wrong6 = 1; left6 = 0; break; }
             }
-            if (wrong6 || left6 == 0) { bad = i; break; }
+            if (wrong6 || left6 == 0) { bad = i; shown = ((int64_t)f0[i * 4 + 0]); break; }
             left6--; at6++;
             while (left10 == 0 && j10 + 1 < di_max(n1 - 1, 0)) {
                 j10++;
@@ -3432,10 +3432,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 at10 = -1;
                 if (left10 < 0) { wrong10 = 1; left10 = 0; break; }
             }
-            if (wrong10 || left10 == 0) { bad = i; break; }
+            if (wrong10 || left10 == 0) { bad = i; shown = ((int64_t)f0[i * 4 + 0]); break; }
             left10--; at10++;
             const int64_t g5 = di_add(value6, at10);
-            if (g5 < 0 || g5 >= n2) { bad = i; break; }
+            if (g5 < 0 || g5 >= n2) { bad = i; shown = ((int64_t)f0[i * 4 + 0]); break; }
             if (!(((int64_t)f0[i * 4 + 0]) == ((value1 > INT64_C(0)) ? ((int64_t)f2[g5]) : INT64_C(-1)))) { bad = i; shown = ((int64_t)f0[i * 4 + 0]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 61, (int32_t)r, "InputMetadataV41.load_main", "all(load_main[r][:, 0] == where(repeat(diff(cu_seqlens_k) // r, maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r))) > 0, gather(step.bt_ids, repeat(step.bt_offsets[:-1], maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r))) + ramp(maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r)))), -1))", step_id}, bad, 0, true, shown);
@@ -3445,7 +3445,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (j6++; !rest9 && j6 < di_min(di_max(n1 - 1, 0), di_max(n3 - 1, 0)); j6++) {  rest9 = di_max(INT64_C(1), di_floordiv(di_sub(di_add(di_floordiv(di_sub(((int64_t)f1[(j6 + 1)]), ((int64_t)f1[j6])), r), s7), INT64_C(1)), s8)) != 0; }
         int rest13 = left10 != 0 || wrong10 || 0;
         for (j10++; !rest13 && j10 < di_max(n1 - 1, 0); j10++) {  rest13 = di_max(INT64_C(1), di_floordiv(di_sub(di_add(di_floordiv(di_sub(((int64_t)f1[(j10 + 1)]), ((int64_t)f1[j10])), r), s11), INT64_C(1)), s12)) != 0; }
-        if (rest4 || rest9 || rest13) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 61, (int32_t)r, "InputMetadataV41.load_main", "all(load_main[r][:, 0] == where(repeat(diff(cu_seqlens_k) // r, maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r))) > 0, gather(step.bt_ids, repeat(step.bt_offsets[:-1], maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r))) + ramp(maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r)))), -1))", step_id}, n, 0, true, 0);
+        if (rest4 || rest9 || rest13) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 61, (int32_t)r, "InputMetadataV41.load_main", "all(load_main[r][:, 0] == where(repeat(diff(cu_seqlens_k) // r, maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r))) > 0, gather(step.bt_ids, repeat(step.bt_offsets[:-1], maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r))) + ramp(maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r)))), -1))", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 0]) : 0));
     }
     /* total_k_main: is_prompt == 1 implies total_k_main[r] == sum(maximum(1, diff(cu_seqlens_k) // r)) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -3485,14 +3485,14 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 at1 = -1;
                 if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
             }
-            if (wrong1 || left1 == 0) { bad = i; break; }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
             left1--; at1++;
             if (!(((int64_t)f0[i]) == value1)) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 28, 63, (int32_t)r, "InputMetadataV41.ks", "all(ks[r] == repeat(cumsum(maximum(1, diff(cu_seqlens_k) // r)) - maximum(1, diff(cu_seqlens_k) // r), diff(cu_seqlens_q)))", step_id}, bad, 0, true, shown);
         int rest3 = left1 != 0 || wrong1 || di_max(n2 - 1, 0) != di_max(n1 - 1, 0);
         for (j1++; !rest3 && j1 < di_min(di_max(n2 - 1, 0), di_max(n1 - 1, 0)); j1++) { c2 = di_add(c2, di_max(INT64_C(1), di_floordiv(di_sub(((int64_t)f1[(j1 + 1)]), ((int64_t)f1[j1])), r))); rest3 = di_sub(((int64_t)f2[(j1 + 1)]), ((int64_t)f2[j1])) != 0; }
-        if (rest3) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 28, 63, (int32_t)r, "InputMetadataV41.ks", "all(ks[r] == repeat(cumsum(maximum(1, diff(cu_seqlens_k) // r)) - maximum(1, diff(cu_seqlens_k) // r), diff(cu_seqlens_q)))", step_id}, n, 0, true, 0);
+        if (rest3) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 28, 63, (int32_t)r, "InputMetadataV41.ks", "all(ks[r] == repeat(cumsum(maximum(1, diff(cu_seqlens_k) // r)) - maximum(1, diff(cu_seqlens_k) // r), diff(cu_seqlens_q)))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
     /* ke: all(ke[r] <= total_k_main[r]) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_sparse[b]) continue;
@@ -3519,7 +3519,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[i]), ((int64_t)f1[i])) == di_floordiv(di_add(((int64_t)f2[i]), INT64_C(1)), r));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(di_sub(((int64_t)f0[i]), ((int64_t)f1[i])) == di_floordiv(di_add(((int64_t)f2[i]), INT64_C(1)), r))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 29, 65, (int32_t)r, "InputMetadataV41.ke", "all(ke[r] - ks[r] == (positions + 1) // r)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1 || n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 29, 65, (int32_t)r, "InputMetadataV41.ke", "all(ke[r] - ks[r] == (positions + 1) // r)", step_id}, n, 0, true, 0);
+        if (n0 != n1 || n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 29, 65, (int32_t)r, "InputMetadataV41.ke", "all(ke[r] - ks[r] == (positions + 1) // r)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
     /* ca_offset_len: is_prompt == 0 implies T * MB * (BS // r) < 2147483648 */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_dense[b]) continue;
@@ -3539,7 +3539,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 67, (int32_t)r, "InputMetadataV41.ca_offset_len", "all(ca_offset_len[r][:, 1] == (positions + 1) // r)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
-        if ((n0 / 2) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 67, (int32_t)r, "InputMetadataV41.ca_offset_len", "all(ca_offset_len[r][:, 1] == (positions + 1) // r)", step_id}, n, 0, true, 0);
+        if ((n0 / 2) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 67, (int32_t)r, "InputMetadataV41.ca_offset_len", "all(ca_offset_len[r][:, 1] == (positions + 1) // r)", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 1]) : 0));
     }
     /* ca_offset_len: is_prompt == 0 implies all(ca_offset_len[r][:, 0] == arange(T) * MB * (BS // r)) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_dense[b]) continue;
@@ -3553,7 +3553,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i * 2 + 0]) == di_mul(di_mul((i), (int64_t)l->max_blocks), s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(((int64_t)f0[i * 2 + 0]) == di_mul(di_mul((i), (int64_t)l->max_blocks), s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 68, (int32_t)r, "InputMetadataV41.ca_offset_len", "is_prompt == 0 implies all(ca_offset_len[r][:, 0] == arange(T) * MB * (BS // r))", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
-        if ((n0 / 2) != di_max(d_T, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 68, (int32_t)r, "InputMetadataV41.ca_offset_len", "is_prompt == 0 implies all(ca_offset_len[r][:, 0] == arange(T) * MB * (BS // r))", step_id}, n, 0, true, 0);
+        if ((n0 / 2) != di_max(d_T, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 68, (int32_t)r, "InputMetadataV41.ca_offset_len", "is_prompt == 0 implies all(ca_offset_len[r][:, 0] == arange(T) * MB * (BS // r))", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 0]) : 0));
     }
     /* ca_offset_len: all(ca_offset_len[r][:, 0] == repeat(cumsum(maximum(1, diff(cu_seqlens_k) // r)) - maximum(1, diff(cu_seqlens_k) // r), diff(cu_seqlens_q))) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_dense[b]) continue;
@@ -3579,14 +3579,14 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 at1 = -1;
                 if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
             }
-            if (wrong1 || left1 == 0) { bad = i; break; }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i * 2 + 0]); break; }
             left1--; at1++;
             if (!(((int64_t)f0[i * 2 + 0]) == value1)) { bad = i; shown = ((int64_t)f0[i * 2 + 0]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 69, (int32_t)r, "InputMetadataV41.ca_offset_len", "all(ca_offset_len[r][:, 0] == repeat(cumsum(maximum(1, diff(cu_seqlens_k) // r)) - maximum(1, diff(cu_seqlens_k) // r), diff(cu_seqlens_q)))", step_id}, bad, 0, true, shown);
         int rest3 = left1 != 0 || wrong1 || di_max(n2 - 1, 0) != di_max(n1 - 1, 0);
         for (j1++; !rest3 && j1 < di_min(di_max(n2 - 1, 0), di_max(n1 - 1, 0)); j1++) { c2 = di_add(c2, di_max(INT64_C(1), di_floordiv(di_sub(((int64_t)f1[(j1 + 1)]), ((int64_t)f1[j1])), r))); rest3 = di_sub(((int64_t)f2[(j1 + 1)]), ((int64_t)f2[j1])) != 0; }
-        if (rest3) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 69, (int32_t)r, "InputMetadataV41.ca_offset_len", "all(ca_offset_len[r][:, 0] == repeat(cumsum(maximum(1, diff(cu_seqlens_k) // r)) - maximum(1, diff(cu_seqlens_k) // r), diff(cu_seqlens_q)))", step_id}, n, 0, true, 0);
+        if (rest3) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 69, (int32_t)r, "InputMetadataV41.ca_offset_len", "all(ca_offset_len[r][:, 0] == repeat(cumsum(maximum(1, diff(cu_seqlens_k) // r)) - maximum(1, diff(cu_seqlens_k) // r), diff(cu_seqlens_q)))", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 0]) : 0));
     }
     /* swa_pivots: all(swa_pivots >= 0) */
     do {
@@ -3610,7 +3610,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (int64_t i = 0; i < n; i++) ok &= (di_add(((int64_t)f0[i * 4 + 1]), ((int64_t)f0[i * 4 + 3])) <= di_min((int64_t)l->window, di_add(((int64_t)f1[i]), INT64_C(1))));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(di_add(((int64_t)f0[i * 4 + 1]), ((int64_t)f0[i * 4 + 3])) <= di_min((int64_t)l->window, di_add(((int64_t)f1[i]), INT64_C(1))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 71, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 1] + swa_pivots[:, 3] <= minimum(W, positions + 1))", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 1]));
-        if ((n0 / 4) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 71, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 1] + swa_pivots[:, 3] <= minimum(W, positions + 1))", step_id}, n, 0, true, 0);
+        if ((n0 / 4) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 71, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 1] + swa_pivots[:, 3] <= minimum(W, positions + 1))", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 1]) : 0));
     } while (0);
     /* swa_pivots: all(swa_pivots[:, 1] > 0 implies swa_pivots[:, 0] + swa_pivots[:, 1] == (repeat(arange(N), diff(cu_seqlens_q)) + 1) * W) */
     do {
@@ -3632,14 +3632,14 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 at1 = -1;
                 if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
             }
-            if (wrong1 || left1 == 0) { bad = i; break; }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i * 4 + 1]); break; }
             left1--; at1++;
             if (!(!(((int64_t)f0[i * 4 + 1]) > INT64_C(0)) || (di_add(((int64_t)f0[i * 4 + 0]), ((int64_t)f0[i * 4 + 1])) == di_mul(di_add(value1, INT64_C(1)), (int64_t)l->window)))) { bad = i; shown = ((int64_t)f0[i * 4 + 1]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 72, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 1] > 0 implies swa_pivots[:, 0] + swa_pivots[:, 1] == (repeat(arange(N), diff(cu_seqlens_q)) + 1) * W)", step_id}, bad, 0, true, shown);
         int rest2 = left1 != 0 || wrong1 || di_max(n1 - 1, 0) != di_max(d_N, 0);
         for (j1++; !rest2 && j1 < di_min(di_max(n1 - 1, 0), di_max(d_N, 0)); j1++) {  rest2 = di_sub(((int64_t)f1[(j1 + 1)]), ((int64_t)f1[j1])) != 0; }
-        if (rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 72, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 1] > 0 implies swa_pivots[:, 0] + swa_pivots[:, 1] == (repeat(arange(N), diff(cu_seqlens_q)) + 1) * W)", step_id}, n, 0, true, 0);
+        if (rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 72, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 1] > 0 implies swa_pivots[:, 0] + swa_pivots[:, 1] == (repeat(arange(N), diff(cu_seqlens_q)) + 1) * W)", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 1]) : 0));
     } while (0);
     /* swa_pivots: all(swa_pivots[:, 3] > 0 implies swa_pivots[:, 2] + swa_pivots[:, 3] == N * W + arange(T) + 1) */
     do {
@@ -3653,7 +3653,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (int64_t i = 0; i < n; i++) ok &= (!(((int64_t)f0[i * 4 + 3]) > INT64_C(0)) || (di_add(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 3])) == di_add(di_add(s1, (i)), INT64_C(1))));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(!(((int64_t)f0[i * 4 + 3]) > INT64_C(0)) || (di_add(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 3])) == di_add(di_add(s1, (i)), INT64_C(1))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 73, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 3] > 0 implies swa_pivots[:, 2] + swa_pivots[:, 3] == N * W + arange(T) + 1)", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 3]));
-        if ((n0 / 4) != di_max(d_T, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 73, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 3] > 0 implies swa_pivots[:, 2] + swa_pivots[:, 3] == N * W + arange(T) + 1)", step_id}, n, 0, true, 0);
+        if ((n0 / 4) != di_max(d_T, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 73, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 3] > 0 implies swa_pivots[:, 2] + swa_pivots[:, 3] == N * W + arange(T) + 1)", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 3]) : 0));
     } while (0);
     /* swa_pivots: replay_mode == ReplayMode.OFF implies all(swa_pivots[:, 3] == minimum(minimum(W, positions + 1), ramp(diff(cu_seqlens_q)) + 1)) */
     do {
@@ -3676,14 +3676,14 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 at1 = -1;
                 if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
             }
-            if (wrong1 || left1 == 0) { bad = i; break; }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i * 4 + 3]); break; }
             left1--; at1++;
             if (!(((int64_t)f0[i * 4 + 3]) == di_min(di_min((int64_t)l->window, di_add(((int64_t)f1[i]), INT64_C(1))), di_add(at1, INT64_C(1))))) { bad = i; shown = ((int64_t)f0[i * 4 + 3]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 74, -1, "InputMetadataV41.swa_pivots", "replay_mode == ReplayMode.OFF implies all(swa_pivots[:, 3] == minimum(minimum(W, positions + 1), ramp(diff(cu_seqlens_q)) + 1))", step_id}, bad, 0, true, shown);
         int rest2 = left1 != 0 || wrong1 || 0;
         for (j1++; !rest2 && j1 < di_max(n2 - 1, 0); j1++) {  rest2 = di_sub(((int64_t)f2[(j1 + 1)]), ((int64_t)f2[j1])) != 0; }
-        if ((n0 / 4) != n1 || rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 74, -1, "InputMetadataV41.swa_pivots", "replay_mode == ReplayMode.OFF implies all(swa_pivots[:, 3] == minimum(minimum(W, positions + 1), ramp(diff(cu_seqlens_q)) + 1))", step_id}, n, 0, true, 0);
+        if ((n0 / 4) != n1 || rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 74, -1, "InputMetadataV41.swa_pivots", "replay_mode == ReplayMode.OFF implies all(swa_pivots[:, 3] == minimum(minimum(W, positions + 1), ramp(diff(cu_seqlens_q)) + 1))", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 3]) : 0));
     } while (0);
     /* swa_pivots: replay_mode == ReplayMode.OFF implies all(swa_pivots[:, 1] + swa_pivots[:, 3] == minimum(W, positions + 1 - repeat(step.swa_valid_start, diff(cu_seqlens_q)))) */
     if (step != NULL) do {
@@ -3711,14 +3711,14 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 at1 = -1;
                 if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
             }
-            if (wrong1 || left1 == 0) { bad = i; break; }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i * 4 + 1]); break; }
             left1--; at1++;
             if (!(di_add(((int64_t)f0[i * 4 + 1]), ((int64_t)f0[i * 4 + 3])) == di_min((int64_t)l->window, di_sub(di_add(((int64_t)f1[i]), INT64_C(1)), value1)))) { bad = i; shown = ((int64_t)f0[i * 4 + 1]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 75, -1, "InputMetadataV41.swa_pivots", "replay_mode == ReplayMode.OFF implies all(swa_pivots[:, 1] + swa_pivots[:, 3] == minimum(W, positions + 1 - repeat(step.swa_valid_start, diff(cu_seqlens_q))))", step_id}, bad, 0, true, shown);
         int rest2 = left1 != 0 || wrong1 || di_max(n3 - 1, 0) != n2;
         for (j1++; !rest2 && j1 < di_min(di_max(n3 - 1, 0), n2); j1++) {  rest2 = di_sub(((int64_t)f3[(j1 + 1)]), ((int64_t)f3[j1])) != 0; }
-        if ((n0 / 4) != n1 || rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 75, -1, "InputMetadataV41.swa_pivots", "replay_mode == ReplayMode.OFF implies all(swa_pivots[:, 1] + swa_pivots[:, 3] == minimum(W, positions + 1 - repeat(step.swa_valid_start, diff(cu_seqlens_q))))", step_id}, n, 0, true, 0);
+        if ((n0 / 4) != n1 || rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 75, -1, "InputMetadataV41.swa_pivots", "replay_mode == ReplayMode.OFF implies all(swa_pivots[:, 1] + swa_pivots[:, 3] == minimum(W, positions + 1 - repeat(step.swa_valid_start, diff(cu_seqlens_q))))", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 1]) : 0));
     } while (0);
     /* context_lens: all(context_lens == positions + 1) */
     do {
@@ -3732,7 +3732,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == di_add(((int64_t)f1[i]), INT64_C(1)));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(((int64_t)f0[i]) == di_add(((int64_t)f1[i]), INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 33, 76, -1, "InputMetadataV41.context_lens", "all(context_lens == positions + 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 33, 76, -1, "InputMetadataV41.context_lens", "all(context_lens == positions + 1)", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 33, 76, -1, "InputMetadataV41.context_lens", "all(context_lens == positions + 1)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* klen: all(klen[r] == (positions + 1) // r) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_sparse[b]) continue;
@@ -3746,7 +3746,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(((int64_t)f0[i]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 34, 77, (int32_t)r, "InputMetadataV41.klen", "all(klen[r] == (positions + 1) // r)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 34, 77, (int32_t)r, "InputMetadataV41.klen", "all(klen[r] == (positions + 1) // r)", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 34, 77, (int32_t)r, "InputMetadataV41.klen", "all(klen[r] == (positions + 1) // r)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
     /* swa_offset_len: all(swa_offset_len[:, 1] == minimum(positions + 1, W)) */
     do {
@@ -3760,7 +3760,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i * 2 + 1]) == di_min(di_add(((int64_t)f1[i]), INT64_C(1)), (int64_t)l->window));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(((int64_t)f0[i * 2 + 1]) == di_min(di_add(((int64_t)f1[i]), INT64_C(1)), (int64_t)l->window))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 78, -1, "InputMetadataV41.swa_offset_len", "all(swa_offset_len[:, 1] == minimum(positions + 1, W))", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
-        if ((n0 / 2) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 78, -1, "InputMetadataV41.swa_offset_len", "all(swa_offset_len[:, 1] == minimum(positions + 1, W))", step_id}, n, 0, true, 0);
+        if ((n0 / 2) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 78, -1, "InputMetadataV41.swa_offset_len", "all(swa_offset_len[:, 1] == minimum(positions + 1, W))", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 1]) : 0));
     } while (0);
     /* swa_offset_len: all(swa_offset_len[:, 0] == swa_slot_idx * SW + (positions + 1 - swa_offset_len[:, 1]) % SW) */
     do {
@@ -3777,7 +3777,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i * 2 + 0]) == di_add(di_mul(((int64_t)f1[i]), (int64_t)l->swa_ring), di_mod(di_sub(di_add(((int64_t)f2[i]), INT64_C(1)), ((int64_t)f0[i * 2 + 1])), (int64_t)l->swa_ring)));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(((int64_t)f0[i * 2 + 0]) == di_add(di_mul(((int64_t)f1[i]), (int64_t)l->swa_ring), di_mod(di_sub(di_add(((int64_t)f2[i]), INT64_C(1)), ((int64_t)f0[i * 2 + 1])), (int64_t)l->swa_ring)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 79, -1, "InputMetadataV41.swa_offset_len", "all(swa_offset_len[:, 0] == swa_slot_idx * SW + (positions + 1 - swa_offset_len[:, 1]) % SW)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
-        if ((n0 / 2) != n1 || (n0 / 2) != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 79, -1, "InputMetadataV41.swa_offset_len", "all(swa_offset_len[:, 0] == swa_slot_idx * SW + (positions + 1 - swa_offset_len[:, 1]) % SW)", step_id}, n, 0, true, 0);
+        if ((n0 / 2) != n1 || (n0 / 2) != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 79, -1, "InputMetadataV41.swa_offset_len", "all(swa_offset_len[:, 0] == swa_slot_idx * SW + (positions + 1 - swa_offset_len[:, 1]) % SW)", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 0]) : 0));
     } while (0);
     /* query_indices: all(query_indices == repeat(arange(N), seqlens_q)) */
     do {
@@ -3799,14 +3799,14 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 at1 = -1;
                 if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
             }
-            if (wrong1 || left1 == 0) { bad = i; break; }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
             left1--; at1++;
             if (!(((int64_t)f0[i]) == value1)) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 36, 80, -1, "InputMetadataV41.query_indices", "all(query_indices == repeat(arange(N), seqlens_q))", step_id}, bad, 0, true, shown);
         int rest2 = left1 != 0 || wrong1 || n1 != di_max(d_N, 0);
         for (j1++; !rest2 && j1 < di_min(n1, di_max(d_N, 0)); j1++) {  rest2 = ((int64_t)f1[j1]) != 0; }
-        if (rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 36, 80, -1, "InputMetadataV41.query_indices", "all(query_indices == repeat(arange(N), seqlens_q))", step_id}, n, 0, true, 0);
+        if (rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 36, 80, -1, "InputMetadataV41.query_indices", "all(query_indices == repeat(arange(N), seqlens_q))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* rp_query_index: all(0 <= rp_query_index < T) */
     do {
@@ -3880,11 +3880,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = di_min(n0, n2); int64_t bad = -1; int64_t shown = 0; int64_t i = 0;
         for (; i < n; i++) {
             const int64_t g1 = ((int64_t)f2[i]);
-            if (g1 < 0 || g1 >= n1) { bad = i; break; }
+            if (g1 < 0 || g1 >= n1) { bad = i; shown = ((int64_t)f0[i]); break; }
             if (!(((int64_t)f0[i]) == ((int64_t)f1[g1]))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 42, 86, -1, "InputMetadataV41.rp_positions", "all(rp_positions == gather(positions, rp_query_index))", step_id}, bad, 0, true, shown);
-        if (n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 42, 86, -1, "InputMetadataV41.rp_positions", "all(rp_positions == gather(positions, rp_query_index))", step_id}, n, 0, true, 0);
+        if (n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 42, 86, -1, "InputMetadataV41.rp_positions", "all(rp_positions == gather(positions, rp_query_index))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* rp_swa_pivots: all(rp_swa_pivots >= 0) */
     do {
@@ -3910,11 +3910,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = di_min(n0, n2); int64_t bad = -1; int64_t shown = 0; int64_t i = 0;
         for (; i < n; i++) {
             const int64_t g1 = ((int64_t)f2[i]);
-            if (g1 < 0 || g1 >= n1) { bad = i; break; }
+            if (g1 < 0 || g1 >= n1) { bad = i; shown = ((int64_t)f0[i]); break; }
             if (!(((int64_t)f0[i]) == ((int64_t)f1[g1]))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 44, 88, (int32_t)r, "InputMetadataV41.rp_ks", "all(rp_ks[r] == gather(ks[r], rp_query_index))", step_id}, bad, 0, true, shown);
-        if (n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 44, 88, (int32_t)r, "InputMetadataV41.rp_ks", "all(rp_ks[r] == gather(ks[r], rp_query_index))", step_id}, n, 0, true, 0);
+        if (n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 44, 88, (int32_t)r, "InputMetadataV41.rp_ks", "all(rp_ks[r] == gather(ks[r], rp_query_index))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
     /* rp_ke: all(rp_ke[r] == gather(ke[r], rp_query_index)) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_sparse[b]) continue;
@@ -3930,11 +3930,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = di_min(n0, n2); int64_t bad = -1; int64_t shown = 0; int64_t i = 0;
         for (; i < n; i++) {
             const int64_t g1 = ((int64_t)f2[i]);
-            if (g1 < 0 || g1 >= n1) { bad = i; break; }
+            if (g1 < 0 || g1 >= n1) { bad = i; shown = ((int64_t)f0[i]); break; }
             if (!(((int64_t)f0[i]) == ((int64_t)f1[g1]))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 45, 89, (int32_t)r, "InputMetadataV41.rp_ke", "all(rp_ke[r] == gather(ke[r], rp_query_index))", step_id}, bad, 0, true, shown);
-        if (n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 45, 89, (int32_t)r, "InputMetadataV41.rp_ke", "all(rp_ke[r] == gather(ke[r], rp_query_index))", step_id}, n, 0, true, 0);
+        if (n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 45, 89, (int32_t)r, "InputMetadataV41.rp_ke", "all(rp_ke[r] == gather(ke[r], rp_query_index))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
     /* rp_ca_offset_len: all(rp_ca_offset_len[r][:, 1] == (rp_positions + 1) // r) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_dense[b]) continue;
@@ -3948,7 +3948,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 90, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r][:, 1] == (rp_positions + 1) // r)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
-        if ((n0 / 2) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 90, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r][:, 1] == (rp_positions + 1) // r)", step_id}, n, 0, true, 0);
+        if ((n0 / 2) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 90, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r][:, 1] == (rp_positions + 1) // r)", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 1]) : 0));
     }
     /* rp_slot_swa: all(-1 <= rp_slot_swa < num_swa_slots * SW) */
     do {
@@ -4438,7 +4438,7 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
             if (!(((int64_t)f0[i]) == di_sub(c1, ((int64_t)f1[i])))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 15, 14, -1, "SamplerInputs.first_row", "all(first_row == cumsum(row_count) - row_count)", step_id}, bad, 0, true, shown);
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 15, 14, -1, "SamplerInputs.first_row", "all(first_row == cumsum(row_count) - row_count)", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 15, 14, -1, "SamplerInputs.first_row", "all(first_row == cumsum(row_count) - row_count)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* row_count: all(1 <= row_count <= Q) */
     do {
@@ -4483,7 +4483,7 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == ((int64_t)f1[i]));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(((int64_t)f0[i]) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 16, 17, -1, "SamplerInputs.row_count", "all(row_count == step.seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 16, 17, -1, "SamplerInputs.row_count", "all(row_count == step.seqlens_q)", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 16, 17, -1, "SamplerInputs.row_count", "all(row_count == step.seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* draft_rows: all(0 <= draft_rows < (max_num_seqs + 1) * K) */
     do {
@@ -4979,7 +4979,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
                 at1 = -1;
                 if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
             }
-            if (wrong1 || left1 == 0) { bad = i; break; }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f1[i]); break; }
             left1--; at1++;
             while (left3 == 0 && j3 + 1 < n0) {
                 j3++;
@@ -4987,7 +4987,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
                 at3 = -1;
                 if (left3 < 0) { wrong3 = 1; left3 = 0; break; }
             }
-            if (wrong3 || left3 == 0) { bad = i; break; }
+            if (wrong3 || left3 == 0) { bad = i; shown = ((int64_t)f1[i]); break; }
             left3--; at3++;
             while (left5 == 0 && j5 + 1 < n0) {
                 j5++;
@@ -4996,7 +4996,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
                 at5 = -1;
                 if (left5 < 0) { wrong5 = 1; left5 = 0; break; }
             }
-            if (wrong5 || left5 == 0) { bad = i; break; }
+            if (wrong5 || left5 == 0) { bad = i; shown = ((int64_t)f1[i]); break; }
             left5--; at5++;
             if (!((((at1 == INT64_C(0)) || (at3 == di_sub(value5, INT64_C(1)))) || ((i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)) >= INT64_C(0))) || (((int64_t)f1[i]) == INT64_C(-1)))) { bad = i; shown = ((int64_t)f1[i]); break; }
         }
@@ -5007,7 +5007,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         for (j3++; !rest4 && j3 < n0; j3++) {  rest4 = ((int64_t)f0[j3]) != 0; }
         int rest6 = left5 != 0 || wrong5 || 0;
         for (j5++; !rest6 && j5 < n0; j5++) {  rest6 = ((int64_t)f0[j5]) != 0; }
-        if (rest2 || rest4 || rest6) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 5, 5, -1, "SamplerOutput.verified_ids", "all(ramp(step.seqlens_q) == 0 or ramp(step.seqlens_q) == repeat(step.seqlens_q, step.seqlens_q) - 1 or shift(verified_ids, 0) >= 0 or verified_ids == -1)", step_id}, n, 0, true, 0);
+        if (rest2 || rest4 || rest6) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 5, 5, -1, "SamplerOutput.verified_ids", "all(ramp(step.seqlens_q) == 0 or ramp(step.seqlens_q) == repeat(step.seqlens_q, step.seqlens_q) - 1 or shift(verified_ids, 0) >= 0 or verified_ids == -1)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
     } while (0);
     /* verified_logprob: all(verified_logprob <= 0) */
     do {
@@ -5051,7 +5051,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) <= di_sub(((int64_t)f1[i]), INT64_C(1)));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(((int64_t)f0[i]) <= di_sub(((int64_t)f1[i]), INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 8, 9, -1, "SamplerOutput.accepted", "all(accepted <= step.seqlens_q - 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 8, 9, -1, "SamplerOutput.accepted", "all(accepted <= step.seqlens_q - 1)", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 8, 9, -1, "SamplerOutput.accepted", "all(accepted <= step.seqlens_q - 1)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* accepted: all(ramp(step.seqlens_q) == repeat(step.seqlens_q, step.seqlens_q) - 1 or (verified_ids >= 0) == (ramp(step.seqlens_q) < repeat(accepted, step.seqlens_q))) */
     if (step != NULL) do {
@@ -5252,7 +5252,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= ((int64_t)f1[i])));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= ((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 22, 22, -1, "SamplerOutput.accepted_per_step", "all(0 <= accepted_per_step <= verified_per_step)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 22, 22, -1, "SamplerOutput.accepted_per_step", "all(0 <= accepted_per_step <= verified_per_step)", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 22, 22, -1, "SamplerOutput.accepted_per_step", "all(0 <= accepted_per_step <= verified_per_step)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* moe_balance: all(moe_balance >= 0) */
     do {
@@ -5286,7 +5286,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         for (int64_t i = 0; i < n; i++) ok &= ((((int64_t)f0[i]) != INT64_C(0)) || (((int64_t)f1[i]) >= INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!((((int64_t)f0[i]) != INT64_C(0)) || (((int64_t)f1[i]) >= INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 26, 26, -1, "SamplerOutput.row_status", "all(row_status != RowStatus.OK or sampled_ids >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 26, 26, -1, "SamplerOutput.row_status", "all(row_status != RowStatus.OK or sampled_ids >= 0)", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 26, 26, -1, "SamplerOutput.row_status", "all(row_status != RowStatus.OK or sampled_ids >= 0)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     return 0;
 }
@@ -5569,7 +5569,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         for (int64_t i = 0; i < n; i++) ok &= (!(((int64_t)f0[i]) == INT64_C(1)) || ((((int64_t)f1[i]) & INT64_C(1)) != INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(!(((int64_t)f0[i]) == INT64_C(1)) || ((((int64_t)f1[i]) & INT64_C(1)) != INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 3, -1, "EventBatch.flags", "all(kind == EventKind.FINISH implies (flags & EventFlags.LAST) != 0)", step_id}, i, 0, true, ((int64_t)f1[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 3, -1, "EventBatch.flags", "all(kind == EventKind.FINISH implies (flags & EventFlags.LAST) != 0)", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 3, -1, "EventBatch.flags", "all(kind == EventKind.FINISH implies (flags & EventFlags.LAST) != 0)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
     } while (0);
     /* flags: all((shift(flags, 0) & EventFlags.LAST) != 0 implies shift(seq_uid, 0) != seq_uid) */
     do {
@@ -5583,7 +5583,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         for (int64_t i = 0; i < n; i++) ok &= (!(((i > 0 ? ((int64_t)f0[(i - 1)]) : INT64_C(0)) & INT64_C(1)) != INT64_C(0)) || ((i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)) != ((int64_t)f1[i])));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(!(((i > 0 ? ((int64_t)f0[(i - 1)]) : INT64_C(0)) & INT64_C(1)) != INT64_C(0)) || ((i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)) != ((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 4, -1, "EventBatch.flags", "all((shift(flags, 0) & EventFlags.LAST) != 0 implies shift(seq_uid, 0) != seq_uid)", step_id}, i, 0, true, (i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 4, -1, "EventBatch.flags", "all((shift(flags, 0) & EventFlags.LAST) != 0 implies shift(seq_uid, 0) != seq_uid)", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 4, -1, "EventBatch.flags", "all((shift(flags, 0) & EventFlags.LAST) != 0 implies shift(seq_uid, 0) != seq_uid)", step_id}, n, 0, true, (n < n1 ? (n > 0 ? ((int64_t)f1[(n - 1)]) : INT64_C(0)) : 0));
     } while (0);
     /* flags: injective(where((flags & EventFlags.LAST) != 0, seq_uid, -1)) */
     if (level >= DI_LEVEL_FULL) do {
@@ -5621,7 +5621,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         for (int64_t i = 0; i < n; i++) ok &= (!(((int64_t)f0[i]) == INT64_C(0)) || (((int64_t)f1[i]) >= INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(!(((int64_t)f0[i]) == INT64_C(0)) || (((int64_t)f1[i]) >= INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 5, 7, -1, "EventBatch.token_id", "all(kind == EventKind.TOKEN implies token_id >= 0)", step_id}, i, 0, true, ((int64_t)f1[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 5, 7, -1, "EventBatch.token_id", "all(kind == EventKind.TOKEN implies token_id >= 0)", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 5, 7, -1, "EventBatch.token_id", "all(kind == EventKind.TOKEN implies token_id >= 0)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
     } while (0);
     /* token_id: all(kind == EventKind.FINISH implies token_id == -1) */
     do {
@@ -5635,7 +5635,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         for (int64_t i = 0; i < n; i++) ok &= (!(((int64_t)f0[i]) == INT64_C(1)) || (((int64_t)f1[i]) == INT64_C(-1)));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(!(((int64_t)f0[i]) == INT64_C(1)) || (((int64_t)f1[i]) == INT64_C(-1)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 5, 8, -1, "EventBatch.token_id", "all(kind == EventKind.FINISH implies token_id == -1)", step_id}, i, 0, true, ((int64_t)f1[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 5, 8, -1, "EventBatch.token_id", "all(kind == EventKind.FINISH implies token_id == -1)", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 5, 8, -1, "EventBatch.token_id", "all(kind == EventKind.FINISH implies token_id == -1)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
     } while (0);
     /* logprob: all(logprob <= 0) */
     do {
@@ -5689,7 +5689,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         for (int64_t i = 0; i < n; i++) ok &= (!(((int64_t)f0[i]) == INT64_C(0)) || (((int64_t)f1[i]) >= INT64_C(1)));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(!(((int64_t)f0[i]) == INT64_C(0)) || (((int64_t)f1[i]) >= INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 9, 13, -1, "EventBatch.output_index", "all(kind == EventKind.TOKEN implies output_index >= 1)", step_id}, i, 0, true, ((int64_t)f1[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 9, 13, -1, "EventBatch.output_index", "all(kind == EventKind.TOKEN implies output_index >= 1)", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 9, 13, -1, "EventBatch.output_index", "all(kind == EventKind.TOKEN implies output_index >= 1)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
     } while (0);
     /* output_index: all(kind != EventKind.TOKEN or shift(kind, 255) != EventKind.TOKEN or shift(seq_uid, 0) != seq_uid or output_index == shift(output_index, 0) + 1) */
     do {
@@ -5706,7 +5706,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         for (int64_t i = 0; i < n; i++) ok &= ((((((int64_t)f0[i]) != INT64_C(0)) || ((i > 0 ? ((int64_t)f0[(i - 1)]) : INT64_C(255)) != INT64_C(0))) || ((i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)) != ((int64_t)f1[i]))) || (((int64_t)f2[i]) == di_add((i > 0 ? ((int64_t)f2[(i - 1)]) : INT64_C(0)), INT64_C(1))));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!((((((int64_t)f0[i]) != INT64_C(0)) || ((i > 0 ? ((int64_t)f0[(i - 1)]) : INT64_C(255)) != INT64_C(0))) || ((i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)) != ((int64_t)f1[i]))) || (((int64_t)f2[i]) == di_add((i > 0 ? ((int64_t)f2[(i - 1)]) : INT64_C(0)), INT64_C(1))))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 9, 14, -1, "EventBatch.output_index", "all(kind != EventKind.TOKEN or shift(kind, 255) != EventKind.TOKEN or shift(seq_uid, 0) != seq_uid or output_index == shift(output_index, 0) + 1)", step_id}, i, 0, true, ((int64_t)f2[i]));
-        if (n0 != n1 || n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 9, 14, -1, "EventBatch.output_index", "all(kind != EventKind.TOKEN or shift(kind, 255) != EventKind.TOKEN or shift(seq_uid, 0) != seq_uid or output_index == shift(output_index, 0) + 1)", step_id}, n, 0, true, 0);
+        if (n0 != n1 || n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 9, 14, -1, "EventBatch.output_index", "all(kind != EventKind.TOKEN or shift(kind, 255) != EventKind.TOKEN or shift(seq_uid, 0) != seq_uid or output_index == shift(output_index, 0) + 1)", step_id}, n, 0, true, (n < n2 ? ((int64_t)f2[n]) : 0));
     } while (0);
     /* prompt_len: all(prompt_len >= 0) */
     do {
@@ -5740,7 +5740,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         for (int64_t i = 0; i < n; i++) ok &= ((((int64_t)f0[i]) != INT64_C(0)) == ((((int64_t)f1[i]) & INT64_C(1)) != INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!((((int64_t)f0[i]) != INT64_C(0)) == ((((int64_t)f1[i]) & INT64_C(1)) != INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 11, 17, -1, "EventBatch.finish_reason", "all((finish_reason != FinishReason.NONE) == ((flags & EventFlags.LAST) != 0))", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 11, 17, -1, "EventBatch.finish_reason", "all((finish_reason != FinishReason.NONE) == ((flags & EventFlags.LAST) != 0))", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 11, 17, -1, "EventBatch.finish_reason", "all((finish_reason != FinishReason.NONE) == ((flags & EventFlags.LAST) != 0))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* drafted: all(drafted >= 0) */
     do {
@@ -5764,7 +5764,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= ((int64_t)f1[i])));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= ((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 13, 19, -1, "EventBatch.accepted", "all(0 <= accepted <= drafted)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 13, 19, -1, "EventBatch.accepted", "all(0 <= accepted <= drafted)", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 13, 19, -1, "EventBatch.accepted", "all(0 <= accepted <= drafted)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* conf_offset: all(conf_offset >= -1) */
     do {
@@ -5816,7 +5816,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         for (int64_t i = 0; i < n; i++) ok &= ((((int64_t)f0[i]) == INT64_C(-1)) || (di_add(((int64_t)f0[i]), ((int64_t)f1[i])) <= s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!((((int64_t)f0[i]) == INT64_C(-1)) || (di_add(((int64_t)f0[i]), ((int64_t)f1[i])) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 15, 23, -1, "EventBatch.top_offset", "all(top_offset == -1 or top_offset + top_count <= len(top_ids))", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 15, 23, -1, "EventBatch.top_offset", "all(top_offset == -1 or top_offset + top_count <= len(top_ids))", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 15, 23, -1, "EventBatch.top_offset", "all(top_offset == -1 or top_offset + top_count <= len(top_ids))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* top_count: all(top_count >= 0) */
     do {
@@ -5840,7 +5840,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         for (int64_t i = 0; i < n; i++) ok &= ((((int64_t)f0[i]) >= INT64_C(0)) || (((int64_t)f1[i]) == INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!((((int64_t)f0[i]) >= INT64_C(0)) || (((int64_t)f1[i]) == INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 16, 25, -1, "EventBatch.top_count", "all(top_offset >= 0 or top_count == 0)", step_id}, i, 0, true, ((int64_t)f1[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 16, 25, -1, "EventBatch.top_count", "all(top_offset >= 0 or top_count == 0)", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 16, 25, -1, "EventBatch.top_count", "all(top_offset >= 0 or top_count == 0)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
     } while (0);
     /* prompt_lp_offset: all(prompt_lp_offset >= -1) */
     do {
@@ -5868,7 +5868,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         for (int64_t i = 0; i < n; i++) ok &= ((((int64_t)f0[i]) == INT64_C(-1)) || (di_add(((int64_t)f0[i]), ((int64_t)f1[i])) <= s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!((((int64_t)f0[i]) == INT64_C(-1)) || (di_add(((int64_t)f0[i]), ((int64_t)f1[i])) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 17, 27, -1, "EventBatch.prompt_lp_offset", "all(prompt_lp_offset == -1 or prompt_lp_offset + prompt_len <= len(prompt_logprobs))", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 17, 27, -1, "EventBatch.prompt_lp_offset", "all(prompt_lp_offset == -1 or prompt_lp_offset + prompt_len <= len(prompt_logprobs))", step_id}, n, 0, true, 0);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 17, 27, -1, "EventBatch.prompt_lp_offset", "all(prompt_lp_offset == -1 or prompt_lp_offset + prompt_len <= len(prompt_logprobs))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* confidences: all(0 <= confidences <= 1) */
     do {

@@ -1,0 +1,199 @@
+/* Declarations of the core: plain C without preprocessor lines, read by compilers (through di_core.h) and by cffi.
+ *
+ * Every function returns 0 or a negative DI_E_ status and fills the thread's di_error (di_last_error). A failed call
+ * leaves the core as it was, except DI_E_INTERNAL: after it only di_audit, di_core_check, di_stats and
+ * di_core_destroy are allowed. Nothing here aborts, prints, or calls back.
+ *
+ * Threads: di_submit and di_abort may be called from any thread at any time; they queue a command which the next
+ * di_schedule, di_commit or di_poll_events carries out in arrival order. All other calls belong to one engine thread
+ * at a time; a second one entering meanwhile gets DI_E_BUSY and never waits.
+ */
+
+typedef struct di_core di_core;
+
+/* Sizes and policy, fixed for the life of a core (spec/engine.md 2.1). The arrays are copied. */
+typedef struct di_config {
+    uint32_t struct_size;
+    int32_t block_size;             /* BS, tokens in a block */
+    int32_t num_blocks;             /* NB, blocks of MAIN and INDEX including the null block 0 */
+    int32_t num_swa_slots;          /* slots of SWA including slot 0; 0 = no such pool */
+    int32_t num_state_slots;        /* slots of STATE including slot 0; 0 = no such pool */
+    int32_t max_num_seqs;
+    int32_t max_num_batched_tokens;
+    int32_t max_model_len;
+    int32_t vocab_size;
+    int32_t max_chunk;              /* 0 = max_num_batched_tokens */
+    int32_t min_chunk;
+    int32_t chunk_align;
+    int32_t chunked_prefill;        /* 0 or 1 */
+    int32_t num_draft;              /* K */
+    int32_t depth;                  /* steps in flight: 1, or 2 pipelined */
+    int32_t prefill_interval_all;   /* decode steps between two attempts that need every rank */
+    int32_t prefill_interval_any;   /* ... that need one rank */
+    int32_t prefill_sum_k_limit;    /* 0 = derived */
+    int32_t max_prefill_burst;      /* 0 = unlimited */
+    int32_t stop_preempted;         /* 1: a preempted request ends with NO_RESOURCE, 0: it is computed again */
+    int32_t engine_type;            /* only NORMAL in this release */
+    int32_t window;                 /* W, 0 = no sliding-window layers */
+    int32_t backtrack;              /* at least K + 1 is used */
+    int32_t swa_ring;               /* SW, 0 = window + backtrack */
+    int32_t num_ratios_sparse;
+    int32_t num_ratios_dense;
+    int32_t ratios_sparse[4];
+    int32_t ratios_dense[4];
+    int32_t ngram;                  /* G, 0 = no engram window */
+    int32_t ngram_table_size;
+    int32_t ngram_pad;              /* a compressed id */
+    int32_t inputs;                 /* richest record packed: 0 InputMetadata, 1 InputMetadataV41 */
+    int32_t validation;             /* a DI_LEVEL_ value */
+    int32_t stream_ordered_reuse;   /* 0 or 1 (spec/engine.md 4.2) */
+    int32_t row_order;              /* 0 stable, 1 by length, longest first */
+    int32_t zero_swa_on_alloc;      /* 0 or 1 */
+    double prefill_watermark;       /* (0, 1] */
+    const int32_t *ngram_table;     /* [ngram_table_size] compressed id of a token id; negative = image sentinel */
+} di_config;
+
+/* Values that follow from a configuration. */
+typedef struct di_derived {
+    int32_t q;                      /* K + 1 */
+    int32_t max_pos;                /* exclusive bound of positions */
+    int32_t max_blocks;             /* MB */
+    int32_t prompt_limit;
+    int32_t prefill_sum_k_limit;
+    int32_t max_chunk;
+    int32_t backtrack;
+    int32_t swa_ring;
+    int32_t num_ratios;
+    int32_t ratios[4];              /* ascending union of both lists */
+} di_derived;
+
+/* One request; every array is copied. Unset sampling values have the defaults given here. */
+typedef struct di_request {
+    uint32_t struct_size;
+    int32_t num_prompt;             /* >= 1 */
+    const int32_t *prompt;
+    int32_t max_tokens;             /* >= 1 */
+    int32_t min_tokens;             /* stop ids are suppressed in the first min_tokens tokens */
+    int32_t num_eos;
+    int32_t num_stop;               /* num_eos + num_stop <= 64 */
+    const int32_t *eos_ids;
+    const int32_t *stop_ids;
+    int32_t num_forced;
+    int32_t ignore_eos;             /* 0 or 1 */
+    const int32_t *forced;          /* the i-th output token is forced to forced[i]; -1 = free */
+    int32_t priority;               /* -8 .. 7, smaller goes first; 0 */
+    int32_t top_k;                  /* -1 or 0 = off */
+    float temperature;              /* >= 0; 1 */
+    float top_p;                    /* (0, 1]; 1 */
+    float min_p;                    /* [0, 1); 0 */
+    float repetition_penalty;       /* > 0; 1 */
+    float presence_penalty;         /* [-2, 2]; 0 */
+    float frequency_penalty;        /* [-2, 2]; 0 */
+    uint64_t seed;
+} di_request;
+
+/* Whether a prefill step is due, wanted and allowed (spec/engine.md 2.2, steps 1 and 2). */
+typedef struct di_probe_out {
+    int32_t point;                  /* 0 none, 1 ANY, 2 ALL */
+    int32_t want;                   /* the queue has an admissible head and the pool is below the watermark */
+    int32_t has_running;            /* a sequence can be decoded */
+    int32_t has_unfinished;         /* anything is not terminal */
+    int32_t burst_reached;          /* max_prefill_burst consecutive prefill steps were made */
+    int32_t in_flight;              /* launched steps that are not committed */
+} di_probe_out;
+
+typedef struct di_pool_stats {
+    int64_t total;                  /* allocatable units; the null unit is not counted */
+    int64_t free;
+    int64_t cached;
+    int64_t held;
+    int64_t limbo;
+} di_pool_stats;
+
+typedef struct di_stats_out {
+    di_pool_stats main;
+    di_pool_stats swa;
+    di_pool_stats state;
+    di_pool_stats draft;
+    int64_t waiting;
+    int64_t prefill;
+    int64_t running;
+    int64_t zombie;
+    int64_t unfinished;             /* not terminal, submissions still queued included */
+    int64_t queued_events;          /* terminal events not handed out yet */
+    uint64_t steps_prefill;
+    uint64_t steps_decode;
+    uint64_t tokens_prefill;
+    uint64_t tokens_decode;
+    uint64_t tokens_drafted;
+    uint64_t tokens_accepted;
+    uint64_t tokens_output;
+    uint64_t holds;
+    uint64_t preemptions;
+    uint64_t aborts;
+    uint64_t overrun_rows;
+    uint64_t overrun_steps;
+    uint64_t stale_rows;            /* rows of a preempted generation, discarded */
+    uint64_t finished[16];          /* by finish reason */
+    uint64_t event_ring_grown;
+    uint64_t last_step;             /* newest launched step */
+    uint64_t committed;
+    uint64_t done;
+    int32_t event_arenas;
+    int32_t poisoned;               /* 1 after DI_E_INTERNAL */
+} di_stats_out;
+
+/* Where a batch lies: one block of memory that starts with seq_uid holds all of its arrays but the alternatives. */
+typedef struct di_event_info {
+    int32_t arena;                  /* -1 = the batch was empty and took none */
+    int32_t capacity;               /* events that the arena holds */
+    uint64_t generation;            /* batches that were written to this arena so far */
+    void *data;
+    uint64_t bytes;
+} di_event_info;
+
+/* Version of the distribution that this library was built from. */
+const char *di_version(void);
+/* The calling thread's last failure, and the names of the record and field that it is about ("" if none). */
+const di_error *di_last_error(void);
+const char *di_last_contract(void);
+const char *di_last_field(void);
+
+/* Check a configuration and compute what follows from it. out may be NULL. */
+int di_config_check(const di_config *config, di_derived *out);
+int di_core_create(const di_config *config, di_core **out, di_error *error);
+void di_core_destroy(di_core *core);
+
+/* Queue one request. *uid is set on success and never reused. DI_E_ARG names the field, DI_E_CAPACITY: no memory. */
+int di_submit(di_core *core, const di_request *request, uint64_t *uid);
+/* Ask for the end of n requests; status[i] is an enum di_abort_status. Idempotent. */
+int di_abort(di_core *core, const uint64_t *uids, int n, uint8_t *status);
+/* End a request whose text contains a stop string after n_output tokens; later tokens are dropped. */
+int di_finish(di_core *core, uint64_t uid, int reason, int n_output);
+
+/* Decides nothing and schedules nothing; queued submits and aborts are carried out first, so that they are seen. */
+int di_probe(di_core *core, di_probe_out *out);
+/* Make a step; mode is an enum di_step_mode. step_id 0 with flag EMPTY: nothing was scheduled and there is nothing to commit. */
+int di_schedule(di_core *core, int mode, di_scheduler_outputs *out);
+/* Fill the input record of the newest step; base must be the first member of a di_input_metadata_v41 when
+ * config.inputs is 1. Only for the newest launched, uncommitted step. */
+int di_pack(di_core *core, uint64_t step, di_input_metadata *base);
+/* Same lifetime as di_pack. With drafts in a pipelined core: after the commit of the step before. */
+int di_pack_sampler(di_core *core, uint64_t step, di_sampler_inputs *out);
+/* Append tokens, stop checks, events. output may be NULL if no row of the step ends its prompt. */
+int di_commit(di_core *core, uint64_t step, const di_sampler_output *output, di_event_batch *events);
+/* The device has finished every access of every step up to this one. */
+int di_step_done(di_core *core, uint64_t step);
+/* Terminal events that were decided outside a commit. An empty batch takes no arena. */
+int di_poll_events(di_core *core, di_event_batch *events);
+/* Mark an event arena as read by someone: it is not recycled until unmarked. */
+int di_event_pin(di_core *core, int arena, int pinned);
+/* Where the last batch lies. */
+int di_event_last(di_core *core, di_event_info *out);
+
+int di_unfinished(di_core *core, int64_t *count);
+int di_stats(di_core *core, di_stats_out *out);
+/* Leak audit: when nothing is live and every launched step is done, every unit must be free. */
+int di_audit(di_core *core, di_error *error);
+/* Walk every structure and compare it with every other. O(everything). */
+int di_core_check(di_core *core, di_error *error);

@@ -1,0 +1,5 @@
+"""setuptools needs this file for ``cffi_modules`` and for the stable-ABI tag of the wheel; the rest is in pyproject.toml."""
+
+from setuptools import setup
+
+setup(cffi_modules=["build_ffi.py:ffi"], options={"bdist_wheel": {"py_limited_api": "cp311"}})

@@ -1,0 +1,256 @@
+"""The scheduler core: one object for one `di_core`, records in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from deepinfer_contracts import (
+    AbortStatus,
+    FinishReason,
+    InputMetadata,
+    InputMetadataV41,
+    SamplerInputs,
+    SamplerOutput,
+    SchedulerOutputs,
+    StepMode,
+)
+
+from deepinfer_native.config import CoreConfig, to_c
+from deepinfer_native.errors import ArgumentError, StaleHandleError
+from deepinfer_native.events import Arena, EventView
+from deepinfer_native.library import check, ffi, lib
+from deepinfer_native.request import Ids, RequestWriter
+from deepinfer_native.sampler_output import OutputWriter
+from deepinfer_native.stats import CoreStats, from_c
+from deepinfer_native.views import RecordReader
+
+POINT_NONE = 0
+
+
+class Core:
+    """Queue, pools, step records and packers of one engine (``spec/engine.md`` 1 to 4).
+
+    `submit` and `abort` may be called from any thread; everything else belongs to one engine thread at a time, a second
+    one gets BusyError. Records are views over memory of the core, valid for ``depth + 1`` calls of the same kind. A call
+    that raises has changed nothing, except InternalError, after which the core can only be looked at and closed.
+    """
+
+    def __init__(self, config: CoreConfig) -> None:
+        self.config = config
+        self.limits = config.limits
+        settings, _keep = to_c(config)
+        out = ffi.new("di_core **")
+        check(lib.di_core_create(settings, out, ffi.NULL))
+        # The memory goes when the last array over it is gone, not earlier: arrays hold this handle.
+        self._handle: Any = ffi.gc(out[0], lib.di_core_destroy)
+        ratios = config.ratios
+        self._steps = RecordReader("di_scheduler_outputs", SchedulerOutputs, "seq_uid", ratios, self._handle)
+        self._sampler = RecordReader("di_sampler_inputs", SamplerInputs, "selected_rows", ratios, self._handle)
+        self._inputs: RecordReader[Any] = (
+            RecordReader("di_input_metadata_v41", InputMetadataV41, "input_ids", ratios, self._handle)
+            if config.inputs == "InputMetadataV41"
+            else RecordReader("di_input_metadata", InputMetadata, "input_ids", ratios, self._handle)
+        )
+        self._output = OutputWriter()
+        self._arenas: dict[int, Arena] = {}
+        self._uid = ffi.new("uint64_t *")
+        self._count = ffi.new("int64_t *")
+        self._probe = ffi.new("di_probe_out *")
+        self._event_info = ffi.new("di_event_info *")
+
+    @property
+    def _core(self) -> Any:
+        if self._handle is None:
+            raise StaleHandleError("the core is closed")
+        return self._handle
+
+    # --- requests: any thread ----------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        prompt_ids: Ids,
+        *,
+        max_tokens: int,
+        eos_ids: Ids = (),
+        stop_ids: Ids = (),
+        ignore_eos: bool = False,
+        min_tokens: int = 0,
+        priority: int = 0,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = -1,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        seed: int = 0,
+        forced: Ids = (),
+    ) -> int:
+        """Queue one request; returns its uid, which is never used again.
+
+        ``stop_ids`` and, unless ``ignore_eos``, ``eos_ids`` end the request, but not within the first ``min_tokens``
+        tokens, where they are suppressed. ``priority`` -8 .. 7, smaller goes first. ``forced[i]`` replaces the i-th output
+        token (-1 = free). Raises ArgumentError naming the field, CapacityError when memory is short.
+        """
+        request = RequestWriter(
+            {"prompt": prompt_ids, "eos_ids": eos_ids, "stop_ids": stop_ids, "forced": forced},
+            {
+                "max_tokens": max_tokens,
+                "min_tokens": min_tokens,
+                "ignore_eos": int(ignore_eos),
+                "priority": priority,
+                "temperature": temperature,
+                "top_p": top_p,
+                "top_k": top_k,
+                "min_p": min_p,
+                "repetition_penalty": repetition_penalty,
+                "presence_penalty": presence_penalty,
+                "frequency_penalty": frequency_penalty,
+                "seed": seed,
+            },
+        )
+        uid = ffi.new("uint64_t *")
+        check(lib.di_submit(self._core, request.struct, uid))
+        return int(uid[0])
+
+    def abort(self, uids: Sequence[int]) -> list[AbortStatus]:
+        """Ask for the end of requests. The terminal event comes with a later commit or `poll_events`."""
+        status = ffi.new("uint8_t[]", len(uids))
+        try:
+            names = ffi.new("uint64_t[]", list(uids))
+        except (TypeError, OverflowError) as error:
+            raise ArgumentError(f"{uids!r}: {error}", field="uids") from error
+        check(lib.di_abort(self._core, names, len(uids), status))
+        return [AbortStatus(s) for s in status]
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that are not terminal, queued ones included."""
+        check(lib.di_unfinished(self._core, self._count))
+        return int(self._count[0])
+
+    # --- steps: the engine thread ------------------------------------------------------------------------------
+
+    def probe(self) -> Any:
+        """``di_probe_out``: point, want, has_running, has_unfinished, burst_reached, in_flight (2.2)."""
+        check(lib.di_probe(self._core, self._probe))
+        return self._probe
+
+    def schedule(self, mode: StepMode) -> SchedulerOutputs:
+        """Make one step. With flag EMPTY nothing was scheduled: it is not a step and needs no commit.
+
+        Raises OrderError when ``depth`` steps are in flight, or ``step_done`` lags behind.
+        """
+        check(lib.di_schedule(self._core, int(mode), self._steps.struct))
+        return self._steps.read()
+
+    def schedule_local(self) -> SchedulerOutputs:
+        """The step of an engine with one rank: prefill at its points, and whenever nothing can be decoded; else decode."""
+        probe = self.probe()
+        is_due = probe.point != POINT_NONE or not probe.has_running
+        may = not (probe.burst_reached and probe.has_running)
+        if probe.want and is_due and may:
+            outputs = self.schedule(StepMode.TRY_PREFILL)
+            if outputs.num_reqs:
+                return outputs
+        return self.schedule(StepMode.DECODE)
+
+    def pack(self, step_id: int) -> InputMetadata | InputMetadataV41:
+        """Inputs of the newest launched step."""
+        struct = self._inputs.struct
+        base = ffi.addressof(struct, "base") if self.config.inputs == "InputMetadataV41" else struct
+        check(lib.di_pack(self._core, step_id, base))
+        record: InputMetadata | InputMetadataV41 = self._inputs.read()
+        return record
+
+    def pack_sampler(self, step_id: int) -> SamplerInputs:
+        """Sampler inputs of the newest launched step; with drafts in a pipeline after the commit of the step before."""
+        check(lib.di_pack_sampler(self._core, step_id, self._sampler.struct))
+        return self._sampler.read()
+
+    def commit(self, step_id: int, output: SamplerOutput | None) -> EventView:
+        """Append the tokens of a step and say what happened to its requests.
+
+        ``output`` may be None if no row of the step ends its prompt. Steps are committed in order (OrderError). A row
+        whose ``row_status`` is not OK ends its request with ENGINE. Raises ContractError naming the field.
+        """
+        core = self._core
+        struct = ffi.NULL if output is None else self._output.fill(output)
+        self._sync_pins()
+        batch = ffi.new("di_event_batch *")
+        check(lib.di_commit(core, step_id, struct, batch))
+        self._output.clear()
+        return self._event_view(batch)
+
+    def step_done(self, step_id: int) -> None:
+        """The device is done with every step up to this one: what they used may be handed out again."""
+        check(lib.di_step_done(self._core, step_id))
+
+    def poll_events(self) -> EventView:
+        """Terminal events that were decided outside a commit."""
+        self._sync_pins()
+        batch = ffi.new("di_event_batch *")
+        check(lib.di_poll_events(self._core, batch))
+        return self._event_view(batch)
+
+    def finish(self, uid: int, reason: FinishReason, n_output: int) -> None:
+        """End a request after ``n_output`` tokens (a stop string was found); later tokens are dropped.
+
+        The terminal event comes with the next commit or `poll_events`. Raises NotFoundError if it is not live.
+        """
+        check(lib.di_finish(self._core, uid, int(reason), n_output))
+
+    # --- looking inside ----------------------------------------------------------------------------------------
+
+    def stats(self) -> CoreStats:
+        """Counters and pool levels."""
+        out = ffi.new("di_stats_out *")
+        check(lib.di_stats(self._core, out))
+        return from_c(out)
+
+    def audit(self) -> None:
+        """Leak audit: with nothing live and every step done, every unit is free. Raises InternalError naming the pool."""
+        check(lib.di_audit(self._core, ffi.NULL))
+
+    def check(self) -> None:
+        """Compare every structure with every other. Raises InternalError."""
+        check(lib.di_core_check(self._core, ffi.NULL))
+
+    # --- life --------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Give the core up. Idempotent. Its memory goes when no array over it is left."""
+        self._handle = None
+        self._arenas.clear()
+        for reader in (self._steps, self._inputs, self._sampler):
+            reader.close()
+
+    def __enter__(self) -> Core:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _sync_pins(self) -> None:
+        """Tell the core which arenas still have arrays alive, before it picks the next one."""
+        for arena in self._arenas.values():
+            exported = arena.is_exported
+            if exported != arena.pinned:
+                check(lib.di_event_pin(self._core, arena.index, exported))
+                arena.pinned = exported
+
+    def _event_view(self, batch: Any) -> EventView:
+        info = self._event_info
+        check(lib.di_event_last(self._core, info))
+        if info.arena < 0:
+            return EventView(batch, None)
+        arena = self._arenas.get(info.arena)
+        if arena is None:
+            arena = self._arenas[info.arena] = Arena(info.arena, info.data, info.bytes, self._handle)
+        arena.generation = info.generation
+        arena.step_id = batch.step_id
+        return EventView(batch, arena)

@@ -1,0 +1,51 @@
+"""One request as the C struct that ``di_submit`` copies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deepinfer_native.errors import ArgumentError
+from deepinfer_native.library import ffi
+
+Ids = Sequence[int] | npt.NDArray[np.integer[Any]]
+
+
+def token_ids(name: str, values: Ids) -> npt.NDArray[np.int32]:
+    """A contiguous int32 vector. Raises ArgumentError for anything that is no sequence of 32-bit integers."""
+    try:
+        array = np.asarray(values)
+        if array.size == 0:
+            return np.empty(0, np.int32)
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise TypeError(f"{array.dtype} of shape {array.shape}")
+        if int(array.max()) > np.iinfo(np.int32).max or int(array.min()) < np.iinfo(np.int32).min:
+            raise OverflowError("an id does not fit in 32 bits")
+        return np.ascontiguousarray(array, dtype=np.int32)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ArgumentError(
+            f"a flat sequence of token ids is needed: {error}", contract="Request", field=name
+        ) from error
+
+
+class RequestWriter:
+    """A ``di_request`` and what must stay alive until submit returns."""
+
+    def __init__(self, arrays: dict[str, Ids], values: dict[str, Any]) -> None:
+        self.struct = ffi.new("di_request *")
+        self.struct.struct_size = ffi.sizeof("di_request")
+        self._keep: list[Any] = []
+        counts = {"prompt": "num_prompt", "eos_ids": "num_eos", "stop_ids": "num_stop", "forced": "num_forced"}
+        for name, ids in arrays.items():
+            data = ffi.from_buffer("int32_t[]", token_ids(name, ids))
+            self._keep.append(data)
+            setattr(self.struct, name, data)
+            setattr(self.struct, counts[name], len(data))
+        for name, value in values.items():
+            try:
+                setattr(self.struct, name, value)
+            except (TypeError, OverflowError) as error:
+                raise ArgumentError(f"is {value!r}: {error}", contract="Request", field=name) from error

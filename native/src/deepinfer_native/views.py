@@ -1,0 +1,167 @@
+"""Contract records over the core's memory: arrays are made once for each ring slot and sliced again only on a change.
+
+The C side writes one struct; its ``di_view`` members say where the arrays of this call lie. A slot of the ring is known by
+the address of one of its arrays. Unchanged views (compared as bytes) keep their Python arrays, so a steady step makes no
+array at all.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from attrs import define, field
+from deepinfer_contracts import DType, Record, ViewFlags
+
+from deepinfer_native.library import ffi
+
+Array = npt.NDArray[Any]
+R = TypeVar("R", bound=Record)
+
+DTYPES: dict[int, np.dtype[Any]] = {
+    int(DType.BOOL): np.dtype(np.bool_),
+    int(DType.U8): np.dtype(np.uint8),
+    int(DType.I8): np.dtype(np.int8),
+    int(DType.U16): np.dtype(np.uint16),
+    int(DType.I16): np.dtype(np.int16),
+    int(DType.U32): np.dtype(np.uint32),
+    int(DType.I32): np.dtype(np.int32),
+    int(DType.U64): np.dtype(np.uint64),
+    int(DType.I64): np.dtype(np.int64),
+    int(DType.F32): np.dtype(np.float32),
+    int(DType.F64): np.dtype(np.float64),
+}
+VIEW = ffi.typeof("di_view")
+VIEW_BYTES = ffi.sizeof("di_view")
+PRESENT = int(ViewFlags.PRESENT)
+
+
+def owned_buffer(data: Any, nbytes: int, owner: object) -> Any:
+    """A buffer over C memory that keeps ``owner`` alive as long as an array uses it."""
+
+    def hold(_pointer: Any, _owner: object = owner) -> None:
+        return None
+
+    return ffi.buffer(ffi.gc(ffi.cast("char *", data), hold), nbytes)
+
+
+@define(eq=False)
+class Member:
+    """One field of a record: where it lies in the struct, and whether it is one value or several."""
+
+    name: str
+    path: tuple[str, ...]
+    offset: int
+    count: int  # 0 = not an array of C values
+    is_view: bool
+
+
+def members_of(struct: Any, prefix: tuple[str, ...] = (), base: int = 0) -> list[Member]:
+    """The fields of a struct in order, those of an embedded ``base`` record first."""
+    out: list[Member] = []
+    for name, info in ffi.typeof(struct).fields if isinstance(struct, str) else struct.fields:
+        kind, at = info.type, base + info.offset
+        if name == "base":
+            out += members_of(kind, (*prefix, name), at)
+        elif name in ("struct_size", "chain") or name.startswith("pad_"):
+            continue
+        elif kind.kind == "array":
+            out.append(Member(name, (*prefix, name), at, kind.length, kind.item is VIEW))
+        else:
+            out.append(Member(name, (*prefix, name), at, 0, kind is VIEW))
+    return out
+
+
+def runs_of(members: list[Member]) -> list[tuple[int, int, list[Member]]]:
+    """(begin, end, members) of stretches of the struct that hold nothing but views."""
+    out: list[tuple[int, int, list[Member]]] = []
+    for m in members:
+        if not m.is_view:
+            continue
+        end = m.offset + VIEW_BYTES * max(1, m.count)
+        if out and out[-1][1] == m.offset:
+            out[-1] = (out[-1][0], end, [*out[-1][2], m])
+        else:
+            out.append((m.offset, end, [m]))
+    return out
+
+
+@define(eq=False)
+class Slot(Generic[R]):
+    """What Python keeps of one ring slot."""
+
+    record: R
+    raw: list[bytes]
+    arrays: dict[tuple[str, int], tuple[int, Array]] = field(factory=dict)
+
+
+class RecordReader(Generic[R]):
+    """Reads one kind of record after the C side wrote ``struct``."""
+
+    def __init__(self, struct: str, make: type[R], key: str, ratios: tuple[int, ...], owner: object) -> None:
+        self.struct = ffi.new(f"{struct} *")
+        self._make = make
+        self._ratios = ratios
+        self._owner = owner
+        members = members_of(struct)
+        self._runs = runs_of(members)
+        self._scalars = [m for m in members if not m.is_view]
+        self._buffer = ffi.buffer(self.struct)
+        at = next(m.offset for m in members if m.name == key)
+        self._key = slice(at, at + 8)
+        self._slots: dict[bytes, Slot[R]] = {}
+        self._views = ffi.cast("char *", self.struct)
+
+    def read(self) -> R:
+        """The record of the call that just returned."""
+        key = self._buffer[self._key]
+        slot = self._slots.get(key)
+        if slot is None:
+            slot = self._slots[key] = Slot(self._make(), [b""] * len(self._runs))
+        record = slot.record
+        for i, (begin, end, members) in enumerate(self._runs):
+            raw = self._buffer[begin:end]
+            if raw != slot.raw[i]:
+                slot.raw[i] = raw
+                for m in members:
+                    setattr(record, m.name, self._array(slot, m))
+        for m in self._scalars:
+            at = self.struct if len(m.path) == 1 else self.struct.base
+            value = getattr(at, m.name)
+            if m.count:
+                value = {r: int(value[i]) for i, r in enumerate(self._ratios)}
+            setattr(record, m.name, value)
+        return record
+
+    def _array(self, slot: Slot[R], m: Member) -> Any:
+        views = ffi.cast("di_view *", self._views + m.offset)
+        if not m.count:
+            return self._one(slot, m.name, 0, views[0])
+        found = [self._one(slot, m.name, i, views[i]) for i in range(m.count)]
+        if m.name.startswith("grammar_"):
+            return None if all(a is None for a in found) else found
+        return {r: found[i] for i, r in enumerate(self._ratios) if found[i] is not None} or None
+
+    def _one(self, slot: Slot[R], name: str, index: int, view: Any) -> Array | None:
+        if not view.flags & PRESENT:
+            return None
+        shape = tuple(view.shape[d] for d in range(view.ndim))
+        count = 1
+        for extent in shape:
+            count *= extent
+        dtype = DTYPES[view.dtype]
+        if count == 0:
+            return np.empty(shape, dtype)
+        address = int(ffi.cast("uintptr_t", view.data))
+        known = slot.arrays.get((name, index))
+        if known is None or known[0] != address or known[1].size < count:
+            whole = np.frombuffer(owned_buffer(view.data, count * dtype.itemsize, self._owner), dtype)
+            known = slot.arrays[name, index] = (address, whole)
+        flat = known[1][:count]
+        return flat if len(shape) == 1 else flat.reshape(shape)
+
+    def close(self) -> None:
+        """Forget every array and the owner, so that the core's memory can go."""
+        self._slots.clear()
+        self._owner = None

@@ -1,0 +1,186 @@
+#include "di_check.h"
+
+static int level(const di_core *c) { return c->cfg.validation; }
+
+int di_check_init(di_core *c)
+{
+    if (level(c) < DI_LEVEL_FULL) return 0;
+    size_t most = (size_t)c->cfg.num_blocks + (size_t)c->cfg.max_num_batched_tokens + (size_t)c->cfg.max_num_seqs * 2;
+    c->limits.scratch = di_arena_take(&c->arena, 2 * most, 16);
+    c->limits.scratch_bytes = 2 * most * 16;
+    return c->limits.scratch ? 0 : DI_E_CAPACITY;
+}
+
+/* The core made this record, so a violation is its own mistake. */
+static int own(int code, const di_error *error) { return code ? di_fail_with(DI_E_INTERNAL, error) : 0; }
+
+int di_check_schedule(di_core *c, const di_scheduler_outputs *record)
+{
+    di_error error;
+    if (level(c) == DI_LEVEL_OFF) return 0;
+    c->limits.step_id = record->step_id;
+    return own(di_check_scheduler_outputs(record, &c->limits, level(c), &error), &error);
+}
+
+int di_check_inputs(di_core *c, const di_step *step, const di_input_metadata *record)
+{
+    di_error error;
+    if (level(c) == DI_LEVEL_OFF) return 0;
+    c->limits.step_id = step->id;
+    int code = c->cfg.inputs
+        ? di_check_input_metadata_v41_in((const di_input_metadata_v41 *)(const void *)record, &step->record, &c->limits,
+                                         level(c), &error)
+        : di_check_input_metadata_in(record, &step->record, &c->limits, level(c), &error);
+    return own(code, &error);
+}
+
+int di_check_sampler(di_core *c, const di_step *step, const di_sampler_inputs *record)
+{
+    di_error error;
+    if (level(c) == DI_LEVEL_OFF) return 0;
+    c->limits.step_id = step->id;
+    return own(di_check_sampler_inputs(record, &c->limits, level(c), &error), &error);
+}
+
+int di_check_events(di_core *c, uint64_t step, const di_event_batch *record)
+{
+    di_error error;
+    if (level(c) == DI_LEVEL_OFF) return 0;
+    c->limits.step_id = step;
+    return own(di_check_event_batch(record, &c->limits, level(c), &error), &error);
+}
+
+int di_check_output(di_core *c, const di_step *step, const di_sampler_output *record)
+{
+    di_error error;
+    if (level(c) == DI_LEVEL_OFF) return 0;
+    c->limits.step_id = step->id;
+    int code = di_check_sampler_output_in(record, &step->record, &c->limits, level(c), &error);
+    return code ? di_fail_with(DI_E_CONTRACT, &error) : 0;
+}
+
+static int wrong(const char *field, const di_seq *s, const char *what)
+{
+    return di_fail(DI_E_INTERNAL, "", field, "request %llu: %s", s ? (unsigned long long)s->uid : 0ULL, what);
+}
+
+typedef struct census {
+    int64_t blocks, swa, state, draft, row, phase[16];
+} census;
+
+static int check_seq(const di_core *c, const di_seq *s, census *n)
+{
+    n->phase[s->phase]++;
+    n->blocks += s->n_blocks;
+    n->swa += s->swa_slot != 0;
+    n->state += s->state_slot != 0;
+    n->draft += s->draft_slot != 0;
+    n->row += s->row_slot != 0;
+    if (s->n_blocks > s->cap_blocks || s->len > s->cap_tokens) return wrong("blocks", s, "an array is too small");
+    if (s->cached > s->len || s->cached < 0) return wrong("cached", s, "more positions than tokens");
+    if (s->inflight > c->cfg.depth || s->inflight > s->inflight_all) return wrong("inflight", s, "too many steps");
+    int holds = s->n_blocks || s->swa_slot || s->state_slot || s->draft_slot || s->row_slot;
+    if (holds && s->phase != DI_PHASE_PREFILL && s->phase != DI_PHASE_RUNNING)
+        return wrong("phase", s, "holds units in a phase that has none");
+    if (s->phase == DI_PHASE_RUNNING && s->inflight == 0 && s->cached != s->len - 1)
+        return wrong("cached", s, "a running request must have computed all but its last token");
+    for (int32_t i = 0; i < s->n_blocks; i++)
+        if (s->blocks[i] < 1 || s->blocks[i] >= c->cfg.num_blocks || c->main.units[s->blocks[i]].ref != 1)
+            return wrong("blocks", s, "a table entry is not held exactly once");
+    return 0;
+}
+
+static int check_running(const di_core *c)
+{
+    int32_t live = 0;
+    for (int32_t i = 0; i < c->n_running; i++) {
+        const di_seq *s = c->running[i];
+        if (!s) continue;
+        live++;
+        if (s->phase != DI_PHASE_RUNNING || s->running_at != i || !s->listed) return wrong("running", s, "is misplaced");
+    }
+    if (live != c->live_running || live != c->phase_count[DI_PHASE_RUNNING])
+        return wrong("running", NULL, "the count differs from the set");
+    return 0;
+}
+
+static int check_steps(const di_core *c)
+{
+    if (c->done > c->launched || c->committed > c->launched || c->launched - c->committed > (uint64_t)c->cfg.depth)
+        return wrong("step_id", NULL, "committed, done and launched contradict each other");
+    for (int i = 0; i <= c->cfg.depth; i++) {
+        const di_step *step = &c->steps[i];
+        if (step->is_open != (step->id > c->committed && step->id <= c->launched && step->id != 0))
+            return wrong("step_id", NULL, "a step record is open that should not be, or the reverse");
+    }
+    return 0;
+}
+
+static int check_census(const di_core *c, const census *n)
+{
+    struct { const di_unit_pool *pool; int64_t held; } row[] = {
+        {&c->main, n->blocks}, {&c->swa, n->swa}, {&c->state, n->state}, {&c->draft, n->draft}, {&c->row, n->row}};
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+        int code = di_pool_check(row[i].pool);
+        if (code) return code;
+        if (row[i].held != row[i].pool->held_count)
+            return di_fail(DI_E_INTERNAL, "", row[i].pool->name, "%u units are held, requests have %lld",
+                           row[i].pool->held_count, (long long)row[i].held);
+        if (row[i].pool->done != c->done && row[i].pool->size)
+            return di_fail(DI_E_INTERNAL, "", row[i].pool->name, "does not know of the last completed step");
+    }
+    if (n->row != c->admitted) return wrong("row_slot", NULL, "the number of admitted requests is wrong");
+    for (int p = DI_PHASE_PREFILL; p < DI_PHASE_RETIRED; p++)
+        if (n->phase[p] != c->phase_count[p]) return wrong("phase", NULL, "a phase count is wrong");
+    return 0;
+}
+
+static int check_all(di_core *c)
+{
+    census n = {0};
+    int code = 0;
+    int64_t live = 0, found = 0;
+    pthread_mutex_lock(&c->clients.lock);
+    for (uint64_t i = 0; i <= c->clients.table.mask && !code; i++)
+        for (const di_seq *s = c->clients.table.buckets[i]; s && !code; s = s->map_next) {
+            found++;
+            live += !di_seq_is_terminal(s);
+            code = check_seq(c, s, &n);
+        }
+    if (!code && (found != c->clients.table.count || live != c->clients.unfinished))
+        code = wrong("table", NULL, "the number of requests is wrong");
+    pthread_mutex_unlock(&c->clients.lock);
+    if (!code) code = di_queue_check(&c->queue);
+    if (!code) code = check_running(c);
+    if (!code) code = check_steps(c);
+    return code ? code : check_census(c, &n);
+}
+
+int di_core_check(di_core *c, di_error *error)
+{
+    int code = di_core_enter_any(c);
+    if (!code) code = di_core_leave(c, check_all(c));
+    if (code) di_error_copy(error);
+    return code;
+}
+
+static int audit(const di_core *c)
+{
+    if (c->clients.unfinished > 0 || c->launched != c->committed || c->launched != c->done) return 0;
+    const di_unit_pool *pools[] = {&c->main, &c->swa, &c->state, &c->draft, &c->row};
+    for (size_t i = 0; i < sizeof pools / sizeof *pools; i++) {
+        const di_unit_pool *p = pools[i];
+        if (p->size && p->free_count != p->size - 1)
+            return di_fail(DI_E_INTERNAL, "", p->name, "leak: nothing is live, %u of %d units are free, %u held, %u in limbo",
+                           p->free_count, di_pool_total(p), p->held_count, p->limbo.count);
+    }
+    return 0;
+}
+
+int di_audit(di_core *c, di_error *error)
+{
+    int code = di_core_enter_any(c);
+    if (!code) code = di_core_leave(c, audit(c));
+    if (code) di_error_copy(error);
+    return code;
+}

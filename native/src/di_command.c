@@ -1,0 +1,107 @@
+#include "di_command.h"
+
+#include "di_state.h"
+
+void di_command_push(di_clients *cl, di_seq *s, uint8_t command)
+{
+    if (s->command == 0) {
+        s->command_prev = cl->tail;
+        s->command_next = NULL;
+        if (cl->tail) cl->tail->command_next = s; else cl->head = s;
+        cl->tail = s;
+    }
+    s->command |= command;
+}
+
+void di_command_remove(di_clients *cl, di_seq *s)
+{
+    if (s->command == 0) return;
+    if (s->command_prev) s->command_prev->command_next = s->command_next; else cl->head = s->command_next;
+    if (s->command_next) s->command_next->command_prev = s->command_prev; else cl->tail = s->command_prev;
+    s->command_prev = s->command_next = NULL;
+    s->command = 0;
+}
+
+di_seq *di_command_pop(di_clients *cl, uint8_t *commands)
+{
+    di_seq *s = cl->head;
+    if (!s) return NULL;
+    *commands = s->command;
+    di_command_remove(cl, s);
+    return s;
+}
+
+int di_command_drain(di_core *c)
+{
+    for (;;) {
+        uint8_t commands = 0;
+        pthread_mutex_lock(&c->clients.lock);
+        di_seq *s = di_command_pop(&c->clients, &commands);
+        pthread_mutex_unlock(&c->clients.lock);
+        if (!s) return 0;
+        if (commands & DI_COMMAND_SUBMIT) {
+            s->ticket = ++c->clients.submissions;
+            c->phase_count[DI_PHASE_WAITING]++;
+            di_queue_insert(&c->queue, s);
+        }
+        if ((commands & DI_COMMAND_ABORT) && !di_seq_is_terminal(s)) {
+            c->count.aborts++;
+            int code = di_core_finish(c, s, DI_FINISH_ABORT, 1);
+            if (code) return code;
+        }
+    }
+}
+
+int di_submit(di_core *c, const di_request *r, uint64_t *uid)
+{
+    if (!c || !r || !uid) return di_fail(DI_E_ARG, "Request", "", "a NULL argument");
+    int code = di_request_check(r, c->cfg.vocab_size);
+    if (code) return code;
+    di_clients *cl = &c->clients;
+    int32_t slack = (c->cfg.depth + 1) * c->dim.q;
+    di_seq *s = NULL;
+    pthread_mutex_lock(&cl->lock);
+    if (cl->table.count >= DI_MAX_LIVE)
+        code = di_fail(DI_E_CAPACITY, "Request", "", "%d requests are live, the most that a core keeps", DI_MAX_LIVE);
+    else
+        code = di_seq_create(&cl->bins, r, c->cfg.max_model_len, c->cfg.num_draft, c->cfg.block_size,
+                             c->cfg.num_blocks, slack, &s);
+    if (!code) {
+        s->uid = ++cl->next_uid;
+        di_table_add(&cl->table, s);
+        di_command_push(cl, s, DI_COMMAND_SUBMIT);
+        cl->unfinished++;
+        *uid = s->uid;
+    }
+    pthread_mutex_unlock(&cl->lock);
+    return code;
+}
+
+int di_abort(di_core *c, const uint64_t *uids, int n, uint8_t *status)
+{
+    if (!c || n < 0 || (n > 0 && (!uids || !status))) return di_fail(DI_E_ARG, "", "uids", "a NULL argument");
+    di_clients *cl = &c->clients;
+    pthread_mutex_lock(&cl->lock);
+    for (int i = 0; i < n; i++) {
+        di_seq *s = di_table_find(&cl->table, uids[i]);
+        if (s && !di_seq_is_terminal(s) && !(s->command & DI_COMMAND_ABORT)) {
+            di_command_push(cl, s, DI_COMMAND_ABORT);
+            status[i] = DI_ABORT_ACCEPTED;
+        } else if (s && !di_seq_is_terminal(s)) {
+            status[i] = DI_ABORT_ACCEPTED;
+        } else {
+            status[i] = uids[i] > 0 && uids[i] <= cl->next_uid ? DI_ABORT_ALREADY_FINISHED : DI_ABORT_UNKNOWN;
+        }
+    }
+    pthread_mutex_unlock(&cl->lock);
+    return 0;
+}
+
+int di_unfinished(di_core *c, int64_t *count)
+{
+    if (!c || !count) return di_fail(DI_E_ARG, "", "count", "a NULL argument");
+    pthread_mutex_lock(&c->clients.lock);
+    *count = c->clients.unfinished;
+    pthread_mutex_unlock(&c->clients.lock);
+    return 0;
+}

@@ -1,0 +1,244 @@
+/* di_commit: append tokens, stop checks, events (spec/engine.md 1.2, 1.3, 7.5). Everything that can be refused is
+ * looked at before anything changes. */
+#include <string.h>
+
+#include "di_check.h"
+#include "di_output.h"
+
+enum { LOGPROB_FLOOR = -9999 };
+
+static float floored(const float *values, int32_t at)
+{
+    float x = values ? values[at] : 0;
+    return x > (float)LOGPROB_FLOOR ? x : (float)LOGPROB_FLOOR;
+}
+
+/* Why the request ends with its newest token; NONE if it goes on. Order: stop ids, model length, max_tokens. */
+static uint8_t stop_reason(const di_core *c, const di_seq *s)
+{
+    int32_t token = s->tokens[s->len - 1], n_output = di_seq_output_len(s);
+    if (n_output > s->sampling.min_tokens)
+        for (int32_t i = 0; i < s->n_stop; i++)
+            if (s->stop_ids[i] == token) return DI_FINISH_STOP;
+    if (s->len > c->cfg.max_model_len || n_output >= s->max_tokens) return DI_FINISH_LENGTH;
+    return DI_FINISH_NONE;
+}
+
+static void put_alternatives(di_event_arena *a, int32_t e, const int32_t *ids, const float *logprobs, int32_t row, int32_t m)
+{
+    if (!ids) return;
+    int32_t n = 0;
+    for (int32_t j = 0; j < m; j++) {
+        int32_t id = ids[row * m + j];
+        if (id < 0) break;
+        a->top_ids[a->n_top + n] = id;
+        a->top_logprobs[a->n_top + n] = floored(logprobs, row * m + j);
+        n++;
+    }
+    a->top_offset[e] = n ? a->n_top : -1;
+    a->top_count[e] = (int16_t)n;
+    a->n_top += n;
+}
+
+/* One token of row i: draft j of it, or (j = accepted) the sampled one. */
+static int32_t put_token(di_event_arena *a, const di_row *r, int32_t i, int32_t j, int is_draft, const di_tokens *t)
+{
+    const di_seq *s = r->seq;
+    int32_t e = a->count++, row = r->first + j;
+    a->seq_uid[e] = s->uid;
+    a->kind[e] = DI_EVENT_TOKEN;
+    a->flags[e] = is_draft ? DI_EVENT_FLAG_FROM_DRAFT : 0;
+    a->token_id[e] = s->tokens[s->len - 1];
+    a->logprob[e] = is_draft ? floored(t->verified_logprob, row) : floored(t->logprob, i);
+    a->draft_logprob[e] = is_draft ? floored(t->draft_logprob, row) : 0;
+    const float *smaller = is_draft ? t->verified_sum_smaller : t->sum_smaller;
+    a->sum_smaller[e] = smaller ? smaller[is_draft ? row : i] : 0;
+    a->output_index[e] = di_seq_output_len(s);
+    a->prompt_len[e] = s->prompt_len;
+    a->finish_reason[e] = DI_FINISH_NONE;
+    a->drafted[e] = a->accepted[e] = a->top_count[e] = 0;
+    a->conf_offset[e] = a->top_offset[e] = a->prompt_lp_offset[e] = -1;
+    if (is_draft) put_alternatives(a, e, t->verified_top_ids, t->verified_top_logprobs, row, t->n_top);
+    else put_alternatives(a, e, t->top_ids, t->top_logprobs, i, t->n_top);
+    return e;
+}
+
+static void put_step_end(const di_core *c, di_event_arena *a, int32_t e, int32_t i, int32_t drafted,
+                         int32_t accepted, const di_tokens *t)
+{
+    a->drafted[e] = (int16_t)drafted;
+    a->accepted[e] = (int16_t)accepted;
+    if (!t->confidence || c->cfg.num_draft == 0) return;
+    size_t k = (size_t)c->cfg.num_draft;
+    a->conf_offset[e] = a->n_conf;
+    memcpy(a->confidences + a->n_conf, t->confidence + (size_t)i * k, k * sizeof(float));
+    a->n_conf += c->cfg.num_draft;
+}
+
+static void keep_drafts(const di_core *c, di_seq *s, int32_t i, const di_tokens *t)
+{
+    int32_t k = c->cfg.num_draft;
+    s->has_drafts = t->drafts != NULL && k > 0;
+    for (int32_t j = 0; s->has_drafts && j < k; j++) {
+        int32_t id = t->drafts[i * k + j];
+        s->drafts[j] = id < 0 || id >= c->cfg.vocab_size ? c->cfg.vocab_size - 1 : id;   /* a pad draft (5.8) */
+    }
+}
+
+/* Append the accepted drafts and the sampled token until one stops the request; later ones are dropped. */
+static int append_tokens(di_core *c, di_step *step, int32_t i, const di_tokens *t, di_event_arena *a)
+{
+    const di_row *r = &step->rows[i];
+    di_seq *s = r->seq;
+    if (t->status[i] != DI_ROW_OK) return di_core_finish(c, s, DI_FINISH_ENGINE, 1);
+    int32_t accepted = di_output_accepted(step, i, t);
+    int32_t start_len = s->len, e = -1;
+    uint8_t reason = DI_FINISH_NONE;
+    for (int32_t j = 0; j <= accepted && reason == DI_FINISH_NONE; j++) {
+        int is_draft = j < accepted;
+        if (s->len >= s->cap_tokens)
+            return di_fail(DI_E_INTERNAL, "", "tokens", "request %llu outgrows %d tokens", (unsigned long long)s->uid,
+                           s->cap_tokens);
+        s->tokens[s->len++] = is_draft ? t->verified[r->first + j] : t->sampled[i];
+        e = put_token(a, r, i, j, is_draft, t);
+        reason = stop_reason(c, s);
+    }
+    put_step_end(c, a, e, i, step->kind == DI_STEP_DECODE ? r->q - 1 : 0, accepted, t);
+    int32_t appended = s->len - start_len;
+    c->count.tokens_output += (uint64_t)appended;
+    c->count.tokens_accepted += (uint64_t)accepted;
+    if (step->kind == DI_STEP_DECODE) s->cached += appended;
+    if (reason == DI_FINISH_NONE) {
+        keep_drafts(c, s, i, t);
+        return 0;
+    }
+    a->flags[e] |= DI_EVENT_FLAG_LAST;
+    a->finish_reason[e] = reason;
+    return di_core_finish(c, s, reason, 0);
+}
+
+static void requeue(di_core *c, di_seq *s)
+{
+    s->queue_class = 0;
+    di_queue_insert(&c->queue, s);
+}
+
+/* The step ends for row i. The request may be given back in here: its fields are not read afterwards. */
+static int commit_row(di_core *c, di_step *step, int32_t i, const di_tokens *t, di_event_arena *a)
+{
+    di_row *r = &step->rows[i];
+    di_seq *s = r->seq;
+    int code = 0;
+    if (!di_output_is_live(r)) {
+        if (di_seq_is_terminal(s)) c->count.overrun_rows++;
+        else c->count.stale_rows++;
+    } else {
+        s->inflight--;
+        if (step->kind == DI_STEP_PREFILL) {
+            s->cached = r->start + r->q;
+            if (r->is_last_chunk) s->awaits_first = 0;
+            else requeue(c, s);
+        }
+        /* Counted out of the step first: a request that ends here with nothing else in flight is RETIRED at once. */
+        s->inflight_all--;
+        if (di_output_wants_token(step, r)) code = append_tokens(c, step, i, t, a);
+        r->seq = NULL;
+        return code;
+    }
+    di_core_settle(c, s);
+    r->seq = NULL;
+    return code;
+}
+
+static int apply(di_core *c, di_step *step, const di_tokens *t, di_event_arena *a)
+{
+    uint64_t overrun = c->count.overrun_rows;
+    for (int32_t i = 0; i < step->n; i++) {
+        int code = commit_row(c, step, i, t, a);
+        if (code) return code;
+    }
+    c->count.overrun_steps += c->count.overrun_rows > overrun;
+    step->is_open = 0;
+    c->committed = step->id;
+    return 0;
+}
+
+/* Room for alternatives of every token that the step may emit. */
+static int64_t alternatives(const di_step *step, const di_tokens *t)
+{
+    return t->n_top == 0 ? 0 : ((int64_t)step->n + step->t) * t->n_top;
+}
+
+static int commit(di_core *c, uint64_t id, const di_sampler_output *output, di_event_batch *events)
+{
+    di_step *step = di_core_step(c, id);
+    if (id != c->committed + 1 || step->id != id || !step->is_open)
+        return di_fail(DI_E_ORDER, "", "step_id", "step %llu cannot be committed: the next one is %llu, launched up to %llu",
+                       (unsigned long long)id, (unsigned long long)(c->committed + 1), (unsigned long long)c->launched);
+    di_tokens t;
+    int code = di_output_read(c, step, output, &t);
+    if (!code && output) code = di_check_output(c, step, output);
+    int64_t n_top = alternatives(step, &t);
+    if (!code && n_top > INT32_MAX)
+        code = di_fail(DI_E_CAPACITY, "EventBatch", "top_ids", "%lld alternatives in one step", (long long)n_top);
+    di_event_arena *a = NULL;
+    if (!code) code = di_events_reserve(&c->events, (int32_t)n_top, &a);
+    if (!code) code = di_command_drain(c);
+    if (code) return code;
+    di_events_begin(&c->events, a);
+    code = apply(c, step, &t, a);
+    if (code) return code;
+    di_events_flush(c, a);
+    di_events_publish(&c->events, a, id, events);
+    return di_check_events(c, id, events);
+}
+
+int di_commit(di_core *c, uint64_t step, const di_sampler_output *output, di_event_batch *events)
+{
+    int code = di_core_enter(c);
+    if (code) return code;
+    code = events ? commit(c, step, output, events) : di_fail(DI_E_ARG, "", "events", "NULL");
+    return di_core_leave(c, code);
+}
+
+int di_poll_events(di_core *c, di_event_batch *events)
+{
+    int code = di_core_enter(c);
+    if (code) return code;
+    if (!events) return di_core_leave(c, di_fail(DI_E_ARG, "", "events", "NULL"));
+    di_event_arena *a = NULL;
+    code = di_command_drain(c);
+    if (!code && c->events.waiting > 0) code = di_events_reserve(&c->events, 0, &a);
+    if (code) return di_core_leave(c, code);
+    if (a) {
+        di_events_begin(&c->events, a);
+        di_events_flush(c, a);
+    }
+    di_events_publish(&c->events, a, 0, events);
+    return di_core_leave(c, di_check_events(c, 0, events));
+}
+
+int di_event_pin(di_core *c, int arena, int pinned)
+{
+    int code = di_core_enter(c);
+    if (code) return code;
+    if (arena < 0 || arena >= c->events.n_arenas)
+        code = di_fail(DI_E_ARG, "", "arena", "%d of %d", arena, c->events.n_arenas);
+    else
+        c->events.arenas[arena]->pinned = pinned != 0;
+    return di_core_leave(c, code);
+}
+
+int di_event_last(di_core *c, di_event_info *out)
+{
+    int code = di_core_enter(c);
+    if (code) return code;
+    if (!out) return di_core_leave(c, di_fail(DI_E_ARG, "", "out", "NULL"));
+    *out = (di_event_info){.arena = c->events.last};
+    if (out->arena >= 0) {
+        const di_event_arena *a = c->events.arenas[out->arena];
+        *out = (di_event_info){.arena = out->arena, .capacity = c->events.capacity, .generation = a->generation,
+                               .data = a->seq_uid, .bytes = a->bytes};
+    }
+    return di_core_leave(c, 0);
+}

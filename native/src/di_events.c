@@ -1,0 +1,218 @@
+#include "di_events.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "di_state.h"
+
+enum { LINE = 64 };
+
+static size_t padded(size_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
+
+/* Lay the arrays of an arena out in one buffer; with memory NULL only the size is computed. */
+static size_t lay_out(di_event_arena *a, size_t n, size_t n_conf, char *memory)
+{
+    size_t at = 0;
+#define FIELD(name, count) \
+    do { if (memory) a->name = (void *)(memory + at); at += padded((count) * sizeof *a->name); } while (0)
+    FIELD(seq_uid, n);
+    FIELD(token_id, n);
+    FIELD(logprob, n);
+    FIELD(draft_logprob, n);
+    FIELD(sum_smaller, n);
+    FIELD(output_index, n);
+    FIELD(prompt_len, n);
+    FIELD(conf_offset, n);
+    FIELD(top_offset, n);
+    FIELD(prompt_lp_offset, n);
+    FIELD(drafted, n);
+    FIELD(accepted, n);
+    FIELD(top_count, n);
+    FIELD(flags, n);
+    FIELD(kind, n);
+    FIELD(finish_reason, n);
+    FIELD(confidences, n_conf);
+#undef FIELD
+    return at;
+}
+
+static void free_arena(di_event_arena *a)
+{
+    if (!a) return;
+    free(a->memory);
+    free(a->top_ids);
+    free(a->top_logprobs);
+    free(a);
+}
+
+static di_event_arena *make_arena(const di_events *e)
+{
+    di_event_arena *a = calloc(1, sizeof *a);
+    if (!a) return NULL;
+    size_t n = (size_t)e->capacity, n_conf = n * (size_t)e->num_draft;
+    size_t bytes = lay_out(a, n, n_conf, NULL);
+    a->memory = calloc(1, bytes + LINE);
+    if (!a->memory) {
+        free_arena(a);
+        return NULL;
+    }
+    uintptr_t at = ((uintptr_t)a->memory + LINE - 1) / LINE * LINE;
+    lay_out(a, n, n_conf, (char *)at);
+    a->bytes = bytes;
+    return a;
+}
+
+static int grow_ring(di_events *e, di_event_arena **out)
+{
+    if (e->n_arenas == e->cap_arenas) {
+        int32_t cap = e->cap_arenas * 2 + 4;
+        di_event_arena **more = realloc(e->arenas, (size_t)cap * sizeof(di_event_arena *));
+        if (!more) return di_fail(DI_E_CAPACITY, "EventBatch", "", "no memory for %d event arenas", cap);
+        e->arenas = more;
+        e->cap_arenas = cap;
+    }
+    di_event_arena *a = make_arena(e);
+    if (!a) return di_fail(DI_E_CAPACITY, "EventBatch", "", "no memory for event arena %d", e->n_arenas);
+    e->arenas[e->n_arenas++] = a;
+    *out = a;
+    return 0;
+}
+
+int di_events_init(di_events *e, int32_t ring, int32_t capacity, int32_t num_draft)
+{
+    e->capacity = capacity;
+    e->num_draft = num_draft;
+    e->ring = ring;
+    e->last = -1;
+    for (int32_t i = 0; i < ring; i++) {
+        di_event_arena *unused = NULL;
+        if (grow_ring(e, &unused)) return DI_E_CAPACITY;
+    }
+    return 0;
+}
+
+void di_events_free(di_events *e)
+{
+    for (int32_t i = 0; i < e->n_arenas; i++) free_arena(e->arenas[i]);
+    free(e->arenas);
+    e->arenas = NULL;
+    e->n_arenas = e->cap_arenas = 0;
+}
+
+static int has_top(di_event_arena *a, int32_t n_top)
+{
+    if (n_top <= a->cap_top) return 0;
+    int32_t cap = n_top;
+    int32_t *ids = realloc(a->top_ids, (size_t)cap * sizeof *ids);
+    if (ids) a->top_ids = ids;
+    float *logprobs = realloc(a->top_logprobs, (size_t)cap * sizeof *logprobs);
+    if (logprobs) a->top_logprobs = logprobs;
+    if (!ids || !logprobs)
+        return di_fail(DI_E_CAPACITY, "EventBatch", "top_ids", "no memory for %d alternatives", n_top);
+    a->cap_top = cap;
+    return 0;
+}
+
+int di_events_reserve(di_events *e, int32_t n_top, di_event_arena **out)
+{
+    di_event_arena *best = NULL;
+    int32_t idle = 0;         /* arenas that nobody reads */
+    for (int32_t i = 0; i < e->n_arenas; i++) {
+        di_event_arena *a = e->arenas[i];
+        if (a->pinned) continue;
+        idle++;
+        if (!best || a->serial < best->serial) best = a;
+    }
+    /* The newest ring - 1 batches stay readable: only an arena older than those may be recycled. */
+    int is_fresh = best && best->serial != 0 && best->serial + (uint64_t)e->ring > e->serial + 1;
+    if (!best || is_fresh) {
+        int code = grow_ring(e, &best);
+        if (code) return code;
+        e->grown++;
+    }
+    int code = has_top(best, n_top);
+    if (!code) *out = best;
+    return code;
+}
+
+void di_events_begin(di_events *e, di_event_arena *a)
+{
+    a->generation++;
+    a->serial = ++e->serial;
+    a->count = a->n_conf = a->n_top = 0;
+    for (int32_t i = 0; i < e->n_arenas; i++)
+        if (e->arenas[i] == a) e->last = i;
+}
+
+void di_events_wait(di_events *e, di_seq *s)
+{
+    s->keep |= DI_KEEP_EVENT;
+    s->event_next = NULL;
+    if (e->tail) e->tail->event_next = s; else e->head = s;
+    e->tail = s;
+    e->waiting++;
+}
+
+void di_events_flush(di_core *c, di_event_arena *a)
+{
+    di_events *e = &c->events;
+    while (e->head && a->count < e->capacity) {
+        di_seq *s = e->head;
+        e->head = s->event_next;
+        if (!e->head) e->tail = NULL;
+        e->waiting--;
+        int32_t i = a->count++;
+        a->seq_uid[i] = s->uid;
+        a->kind[i] = DI_EVENT_FINISH;
+        a->flags[i] = DI_EVENT_FLAG_LAST;
+        a->token_id[i] = -1;
+        a->logprob[i] = a->draft_logprob[i] = a->sum_smaller[i] = 0;
+        a->output_index[i] = s->event_output;
+        a->prompt_len[i] = s->prompt_len;
+        a->finish_reason[i] = s->reason;
+        a->drafted[i] = a->accepted[i] = a->top_count[i] = 0;
+        a->conf_offset[i] = a->top_offset[i] = a->prompt_lp_offset[i] = -1;
+        s->keep &= (uint8_t)~DI_KEEP_EVENT;
+        di_core_drop(c, s);
+    }
+}
+
+static di_view view(const void *data, int32_t dtype, int32_t n)
+{
+    return (di_view){.data = (void *)(uintptr_t)data, .dtype = dtype, .ndim = 1, .shape = {n}, .stride = {1},
+                     .space = DI_SPACE_HOST, .flags = data ? DI_VIEW_PRESENT : 0};
+}
+
+void di_events_publish(di_events *e, const di_event_arena *a, uint64_t step, di_event_batch *out)
+{
+    static const di_event_arena none = {0};
+    /* An empty batch points at the first arena with length 0: present, and nothing to read. */
+    if (!a) e->last = -1;
+    const di_event_arena *from = a ? a : e->arenas[0];
+    int32_t n = a ? a->count : none.count, n_conf = a ? a->n_conf : 0, n_top = a ? a->n_top : 0;
+    memset(out, 0, sizeof *out);
+    out->struct_size = sizeof *out;
+    out->chain = DI_HASH_EVENT_BATCH;
+    out->seq_uid = view(from->seq_uid, DI_DTYPE_U64, n);
+    out->kind = view(from->kind, DI_DTYPE_U8, n);
+    out->flags = view(from->flags, DI_DTYPE_U16, n);
+    out->token_id = view(from->token_id, DI_DTYPE_I32, n);
+    out->logprob = view(from->logprob, DI_DTYPE_F32, n);
+    out->draft_logprob = view(from->draft_logprob, DI_DTYPE_F32, n);
+    out->sum_smaller = view(from->sum_smaller, DI_DTYPE_F32, n);
+    out->output_index = view(from->output_index, DI_DTYPE_I32, n);
+    out->prompt_len = view(from->prompt_len, DI_DTYPE_I32, n);
+    out->finish_reason = view(from->finish_reason, DI_DTYPE_U8, n);
+    out->drafted = view(from->drafted, DI_DTYPE_I16, n);
+    out->accepted = view(from->accepted, DI_DTYPE_I16, n);
+    out->conf_offset = view(from->conf_offset, DI_DTYPE_I32, n);
+    out->top_offset = view(from->top_offset, DI_DTYPE_I32, n);
+    out->top_count = view(from->top_count, DI_DTYPE_I16, n);
+    out->prompt_lp_offset = view(from->prompt_lp_offset, DI_DTYPE_I32, n);
+    out->step_id = step;
+    if (n_conf) out->confidences = view(from->confidences, DI_DTYPE_F32, n_conf);
+    if (n_top) {
+        out->top_ids = view(from->top_ids, DI_DTYPE_I32, n_top);
+        out->top_logprobs = view(from->top_logprobs, DI_DTYPE_F32, n_top);
+    }
+}

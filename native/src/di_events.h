@@ -1,0 +1,57 @@
+/* Event batches: struct-of-arrays in a ring of arenas (spec/engine.md 4.6).
+ *
+ * A batch stays valid until its arena is recycled, depth + 1 batches later. An arena that a consumer marked (di_event_pin)
+ * is passed over, and if every old one is marked the ring grows: a slow consumer costs memory, never correctness.
+ * Terminal events that belong to no row wait on a list that runs through the requests themselves.
+ */
+#ifndef DI_EVENTS_H
+#define DI_EVENTS_H
+
+#include "di_arena.h"
+#include "di_seq.h"
+
+typedef struct di_event_arena {
+    uint64_t generation;      /* batches written here */
+    uint64_t serial;          /* order of the last batch over all arenas; 0 = never used */
+    int32_t pinned;
+    int32_t count, n_conf, n_top;
+    uint64_t *seq_uid;
+    float *logprob, *draft_logprob, *sum_smaller, *confidences, *top_logprobs;
+    int32_t *token_id, *output_index, *prompt_len, *conf_offset, *top_offset, *prompt_lp_offset, *top_ids;
+    int16_t *drafted, *accepted, *top_count;
+    uint16_t *flags;
+    uint8_t *kind, *finish_reason;
+    void *memory;
+    uint64_t bytes;           /* from seq_uid to the end of confidences */
+    int32_t cap_top;          /* alternatives; grown when a sampler returns more */
+} di_event_arena;
+
+typedef struct di_events {
+    di_event_arena **arenas;
+    int32_t n_arenas, cap_arenas;
+    int32_t ring;             /* arenas made at create */
+    int32_t capacity;         /* events of one batch */
+    int32_t num_draft;
+    uint64_t serial, grown;
+    int32_t last;             /* arena of the last batch, -1 = it was empty */
+    di_seq *head, *tail;      /* terminal events that wait */
+    int64_t waiting;
+} di_events;
+
+int di_events_init(di_events *e, int32_t ring, int32_t capacity, int32_t num_draft);
+void di_events_free(di_events *e);
+/* The arena for the next batch with room for n_top alternatives; *out is untouched until di_events_begin.
+ * DI_E_CAPACITY when the ring has to grow and memory is short. */
+int di_events_reserve(di_events *e, int32_t n_top, di_event_arena **out);
+/* Start a batch in a reserved arena. */
+void di_events_begin(di_events *e, di_event_arena *a);
+/* Queue the terminal event of a request. */
+void di_events_wait(di_events *e, di_seq *s);
+/* Point the contract record at an arena; a NULL arena makes an empty batch. */
+void di_events_publish(di_events *e, const di_event_arena *a, uint64_t step, di_event_batch *out);
+
+struct di_core;
+/* Write waiting terminal events behind the batch's rows, as many as fit. */
+void di_events_flush(struct di_core *c, di_event_arena *a);
+
+#endif

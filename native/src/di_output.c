@@ -1,0 +1,106 @@
+#include "di_output.h"
+
+#include <string.h>
+
+#include "di_view.h"
+
+static int take_array(const di_view *v, int32_t dtype, int64_t n, int64_t m, int is_needed, const char *name, const void **out)
+{
+    *out = NULL;
+    if (!di_view_is_present(v)) {
+        if (!is_needed) return 0;
+        return di_fail(DI_E_CONTRACT, "SamplerOutput", name, "is absent");
+    }
+    if (!di_view_is_host(v, dtype, n, m))
+        return di_fail(DI_E_CONTRACT, "SamplerOutput", name,
+                       "has shape [%lld, %lld] and dtype %d, a contiguous host array [%lld, %lld] of dtype %d is needed",
+                       (long long)v->shape[0], (long long)(v->ndim > 1 ? v->shape[1] : -1), v->dtype, (long long)n,
+                       (long long)m, dtype);
+    *out = v->data;
+    return 0;
+}
+
+static int take_output(const di_core *c, const di_step *step, const di_sampler_output *o, di_tokens *t)
+{
+    int64_t n = step->n, rows = step->t, k = c->cfg.num_draft;
+    int is_decode = step->kind == DI_STEP_DECODE, drafted = is_decode && k > 0;
+    int64_t m = di_view_is_present(&o->top_ids) && o->top_ids.ndim == 2 ? o->top_ids.shape[1] : 0;
+    int64_t logit_rows = is_decode ? rows : n;
+    if (m < 0 || m > INT16_MAX) return di_fail(DI_E_CONTRACT, "SamplerOutput", "top_ids", "%lld alternatives", (long long)m);
+    t->n_top = (int32_t)m;
+    int code = 0;
+#define TAKE(field, view, dtype, n, m, needed) \
+    do { const void *p = NULL; \
+         if (!code) code = take_array(&o->view, dtype, n, m, needed, #view, &p); \
+         t->field = p; } while (0)
+    TAKE(sampled, sampled_ids, DI_DTYPE_I32, n, -1, 1);
+    TAKE(logprob, sampled_logprob, DI_DTYPE_F32, n, -1, 1);
+    TAKE(status, row_status, DI_DTYPE_I8, n, -1, 1);
+    TAKE(verified, verified_ids, DI_DTYPE_I32, logit_rows, -1, drafted);
+    TAKE(verified_logprob, verified_logprob, DI_DTYPE_F32, logit_rows, -1, 0);
+    TAKE(draft_logprob, draft_logprob, DI_DTYPE_F32, logit_rows, -1, 0);
+    TAKE(accepted, accepted, DI_DTYPE_I32, n, -1, 0);
+    TAKE(drafts, draft_ids, DI_DTYPE_I32, n, k, 0);
+    TAKE(confidence, confidence, DI_DTYPE_F32, n, k, 0);
+    TAKE(sum_smaller, sum_smaller, DI_DTYPE_F32, n, -1, 0);
+    TAKE(verified_sum_smaller, verified_sum_smaller, DI_DTYPE_F32, logit_rows, -1, 0);
+    TAKE(top_ids, top_ids, DI_DTYPE_I32, n, m, 0);
+    TAKE(top_logprobs, top_logprobs, DI_DTYPE_F32, n, m, t->top_ids != NULL);
+    TAKE(verified_top_ids, verified_top_ids, DI_DTYPE_I32, logit_rows, m, 0);
+    TAKE(verified_top_logprobs, verified_top_logprobs, DI_DTYPE_F32, logit_rows, m, t->verified_top_ids != NULL);
+#undef TAKE
+    return code;
+}
+
+int32_t di_output_accepted(const di_step *step, int32_t i, const di_tokens *t)
+{
+    const di_row *r = &step->rows[i];
+    if (step->kind == DI_STEP_PREFILL || r->q <= 1) return 0;
+    if (t->accepted) return t->accepted[i];
+    int32_t n = 0;
+    while (n < r->q - 1 && t->verified[r->first + n] >= 0) n++;
+    return n;
+}
+
+static int bad(const char *field, const di_row *r, int64_t value, const char *rule)
+{
+    return di_fail(DI_E_CONTRACT, "SamplerOutput", field, "request %llu: %lld, %s", (unsigned long long)r->seq->uid,
+                   (long long)value, rule);
+}
+
+static int check_row(const di_core *c, const di_step *step, int32_t i, const di_tokens *t)
+{
+    const di_row *r = &step->rows[i];
+    if (t->status[i] != DI_ROW_OK) return 0;
+    int32_t vocab = c->cfg.vocab_size;
+    if (t->sampled[i] < 0 || t->sampled[i] >= vocab)
+        return bad("sampled_ids", r, t->sampled[i], "a row that is ok needs a token of the vocabulary");
+    if (step->kind == DI_STEP_PREFILL || r->q <= 1) return 0;
+    int32_t n = di_output_accepted(step, i, t);
+    if (n < 0 || n > r->q - 1) return bad("accepted", r, n, "more than the drafts that were verified");
+    for (int32_t j = 0; j < r->q - 1; j++) {
+        int32_t id = t->verified[r->first + j];
+        if ((j < n) != (id >= 0)) return bad("verified_ids", r, id, "accepted drafts first, -1 from the first rejection on");
+        if (id >= vocab) return bad("verified_ids", r, id, "outside the vocabulary");
+    }
+    return 0;
+}
+
+int di_output_read(const di_core *c, const di_step *step, const di_sampler_output *output, di_tokens *t)
+{
+    memset(t, 0, sizeof *t);
+    int is_needed = 0;
+    for (int32_t i = 0; i < step->n && !is_needed; i++) is_needed = di_output_wants_token(step, &step->rows[i]);
+    if (!output) {
+        if (!is_needed) return 0;
+        return di_fail(DI_E_ARG, "SamplerOutput", "output", "NULL, but step %llu has rows that need a token",
+                       (unsigned long long)step->id);
+    }
+    if (output->struct_size < sizeof *output)
+        return di_fail(DI_E_CONTRACT, "SamplerOutput", "struct_size", "%u bytes, at least %zu are needed",
+                       output->struct_size, sizeof *output);
+    int code = take_output(c, step, output, t);
+    for (int32_t i = 0; i < step->n && !code; i++)
+        if (di_output_wants_token(step, &step->rows[i])) code = check_row(c, step, i, t);
+    return code;
+}

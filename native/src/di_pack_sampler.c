@@ -1,0 +1,124 @@
+/* SamplerInputs (spec/engine.md 6.5). Row j of a request samples the token at position start + j + 1. */
+#include <string.h>
+
+#include "di_check.h"
+#include "di_pack.h"
+#include "di_view.h"
+
+/* First position that the row's step feeds. Exact: with drafts in flight it is known after the commit before. */
+static int32_t start_of(const di_row *r) { return r->remap >= 0 ? r->seq->cached : r->start; }
+
+static int lengths_are_known(const di_core *c, const di_step *step)
+{
+    if (c->cfg.num_draft == 0 || c->committed + 1 == step->id) return 1;
+    for (int32_t i = 0; i < step->n; i++)
+        if (step->rows[i].remap >= 0) return 0;
+    return 1;
+}
+
+static int is_same_life(const di_row *r) { return r->seq->generation == r->generation && !di_seq_is_terminal(r->seq); }
+
+typedef struct lists {
+    int32_t n_suppress, width, has_forced;
+} lists;
+
+/* Stop ids, forced tokens and suppressed ids of the logit rows [first, first + n) of request i. */
+static void pack_tokens(const di_seq *q, int32_t i, int32_t first, int32_t n, int32_t start, di_staging *s, lists *l)
+{
+    int32_t *stop = s->stop_ids + (size_t)i * (size_t)l->width;
+    for (int32_t x = 0; x < l->width; x++) stop[x] = x < q->n_stop ? q->stop_ids[x] : -1;
+    for (int32_t j = 0; j < n; j++) {
+        int32_t ordinal = start + j + 2 - q->prompt_len;   /* 1 = first output token */
+        int is_forced = ordinal >= 1 && ordinal <= q->n_forced && q->forced[ordinal - 1] >= 0;
+        s->forced[first + j] = is_forced ? q->forced[ordinal - 1] : -1;
+        l->has_forced |= is_forced;
+        if (ordinal > q->sampling.min_tokens) continue;
+        for (int32_t x = 0; x < q->n_stop; x++) {
+            s->eos_suppress[2 * l->n_suppress] = first + j;
+            s->eos_suppress[2 * l->n_suppress + 1] = q->stop_ids[x];
+            l->n_suppress++;
+        }
+    }
+}
+
+static void pack_parameters(const di_seq *q, int32_t i, di_staging *s)
+{
+    s->temperature[i] = q->sampling.temperature;
+    s->top_p[i] = q->sampling.top_p;
+    s->min_p[i] = q->sampling.min_p;
+    s->repetition_penalty[i] = q->sampling.repetition_penalty;
+    s->presence_penalty[i] = q->sampling.presence_penalty;
+    s->frequency_penalty[i] = q->sampling.frequency_penalty;
+    s->top_k[i] = q->sampling.top_k;
+    s->seed[i] = q->sampling.seed;
+}
+
+static lists pack_rows(const di_core *c, const di_step *step, di_staging *s)
+{
+    lists l = {0};
+    int is_prefill = step->kind == DI_STEP_PREFILL;
+    for (int32_t i = 0; i < step->n; i++)
+        if (step->rows[i].seq->n_stop > l.width) l.width = step->rows[i].seq->n_stop;
+    for (int32_t i = 0; i < step->n; i++) {
+        const di_row *r = &step->rows[i];
+        /* Prefill samples after the last row of the chunk. A request that ended meanwhile keeps harmless values. */
+        int32_t start = is_prefill ? r->start + r->q - 1 : is_same_life(r) ? start_of(r) : r->start;
+        int32_t first = is_prefill ? i : r->first, n = is_prefill ? 1 : r->q;
+        pack_parameters(r->seq, i, s);
+        s->sample_pos[i] = start + 1;
+        s->first_row[i] = first;
+        s->row_count[i] = n;
+        s->draft_write[i] = r->draft_write;
+        if (is_prefill) s->selected_rows[i] = r->first + r->q - 1;
+        for (int32_t j = 0; j < n && !is_prefill; j++) {
+            s->selected_rows[first + j] = first + j;
+            s->draft_rows[first + j] = j < n - 1 ? r->draft_read * c->cfg.num_draft + j : 0;
+        }
+        pack_tokens(r->seq, i, first, n, start, s, &l);
+    }
+    return l;
+}
+
+static void publish(const di_core *c, const di_step *step, di_staging *s, const lists *l, di_sampler_inputs *out)
+{
+    int is_decode = step->kind == DI_STEP_DECODE;
+    int32_t n = step->n, rows = is_decode ? step->t : n;
+    memset(out, 0, sizeof *out);
+    out->struct_size = sizeof *out;
+    out->chain = DI_HASH_SAMPLER_INPUTS;
+    out->selected_rows = di_view_1d(s->selected_rows, DI_DTYPE_I32, rows);
+    out->temperature = di_view_1d(s->temperature, DI_DTYPE_F32, n);
+    out->top_p = di_view_1d(s->top_p, DI_DTYPE_F32, n);
+    out->min_p = di_view_1d(s->min_p, DI_DTYPE_F32, n);
+    out->repetition_penalty = di_view_1d(s->repetition_penalty, DI_DTYPE_F32, n);
+    out->presence_penalty = di_view_1d(s->presence_penalty, DI_DTYPE_F32, n);
+    out->frequency_penalty = di_view_1d(s->frequency_penalty, DI_DTYPE_F32, n);
+    out->top_k = di_view_1d(s->top_k, DI_DTYPE_I32, n);
+    out->seed = di_view_1d(s->seed, DI_DTYPE_U64, n);
+    out->sample_pos = di_view_1d(s->sample_pos, DI_DTYPE_I32, n);
+    out->stop_ids = di_view_2d(s->stop_ids, DI_DTYPE_I32, n, l->width);
+    if (is_decode) {
+        out->first_row = di_view_1d(s->first_row, DI_DTYPE_I32, n);
+        out->row_count = di_view_1d(s->row_count, DI_DTYPE_I32, n);
+        if (c->cfg.num_draft) out->draft_rows = di_view_1d(s->draft_rows, DI_DTYPE_I32, rows);
+    }
+    if (c->cfg.num_draft) out->draft_write_slot = di_view_1d(s->draft_write, DI_DTYPE_I32, n);
+    if (l->has_forced) out->forced = di_view_1d(s->forced, DI_DTYPE_I32, rows);
+    if (l->n_suppress) out->eos_suppress = di_view_2d(s->eos_suppress, DI_DTYPE_I32, l->n_suppress, 2);
+}
+
+int di_pack_sampler(di_core *c, uint64_t step, di_sampler_inputs *out)
+{
+    di_step *record = NULL;
+    int code = di_core_enter(c);
+    if (code) return code;
+    code = out ? di_pack_step(c, step, &record) : di_fail(DI_E_ARG, "", "out", "NULL");
+    if (!code && !lengths_are_known(c, record))
+        code = di_fail(DI_E_ORDER, "", "step_id", "step %llu has rows whose start is known after the commit of step %llu",
+                       (unsigned long long)step, (unsigned long long)(step - 1));
+    if (code) return di_core_leave(c, code);
+    di_staging *s = di_core_staging(c, step);
+    lists l = pack_rows(c, record, s);
+    publish(c, record, s, &l, out);
+    return di_core_leave(c, di_check_sampler(c, record, out));
+}

@@ -1,0 +1,169 @@
+/* Decode and pressure (spec/engine.md 2.4, 2.5): grow, hold, then preempt. */
+#include "di_policy.h"
+
+int32_t di_policy_reserve(const di_core *c)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < c->n_running; i++) {
+        const di_seq *s = c->running[i];
+        if (!s) continue;
+        int64_t used = (int64_t)s->cached + (int64_t)s->inflight * c->dim.q;
+        n += (int64_t)s->n_blocks * c->cfg.block_size - used < 2 * c->dim.q;
+    }
+    return n;
+}
+
+void di_policy_compact(di_core *c)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < c->n_running; i++) {
+        di_seq *s = c->running[i];
+        if (!s) continue;
+        s->running_at = n;
+        c->running[n++] = s;
+    }
+    c->n_running = n;
+}
+
+/* Blocks that the next step of s needs beyond those it has. */
+static int32_t growth(const di_core *c, const di_seq *s)
+{
+    int64_t end = (int64_t)s->cached + (int64_t)(s->inflight + 1) * c->dim.q;
+    int64_t blocks = (end + c->cfg.block_size - 1) / c->cfg.block_size;
+    return blocks > s->n_blocks ? (int32_t)(blocks - s->n_blocks) : 0;
+}
+
+/* The next token must come from the host or from the step just before: nothing else can feed it. */
+static int is_candidate(const di_core *c, const di_seq *s)
+{
+    if (s->awaits_first || di_seq_is_certain_to_finish(s, c->cfg.max_model_len)) return 0;
+    return s->inflight == 0 || s->last_step == c->launched;
+}
+
+static int preempt(di_core *c, di_seq *s, di_outputs *o)
+{
+    c->count.preemptions++;
+    if (c->cfg.stop_preempted) return di_core_finish(c, s, DI_FINISH_NO_RESOURCE, 1);
+    di_core_leave_running(c, s);
+    int code = di_core_release(c, s);
+    if (code) return code;
+    s->cached = 0;
+    s->generation++;
+    s->inflight = 0;      /* steps of the old generation stay in inflight_all and are discarded at commit */
+    s->has_drafts = s->awaits_first = s->holds = 0;
+    s->queue_class = 1;
+    di_core_set_phase(c, s, DI_PHASE_WAITING);
+    di_queue_insert(&c->queue, s);
+    o->preempted_uid[o->n_preempted++] = s->uid;
+    return 0;
+}
+
+/* Most output tokens first: it holds the most cache. Ties: the larger uid. */
+static int is_better_victim(const di_seq *a, const di_seq *b)
+{
+    int32_t x = di_seq_output_len(a), y = di_seq_output_len(b);
+    return x != y ? x > y : a->uid > b->uid;
+}
+
+/* Preempt until what is free or on its way covers the need. Returns the candidates left in *n. */
+static int relieve(di_core *c, int32_t *n, int64_t need, di_outputs *o)
+{
+    while (*n > 0 && need > (int64_t)di_pool_free(&c->main) + di_pool_limbo(&c->main)) {
+        int32_t victim = 0;
+        for (int32_t i = 1; i < *n; i++)
+            if (is_better_victim(c->candidates[i], c->candidates[victim])) victim = i;
+        di_seq *s = c->candidates[victim];
+        need -= growth(c, s);
+        for (int32_t i = victim + 1; i < *n; i++) c->candidates[i - 1] = c->candidates[i];
+        --*n;
+        int code = preempt(c, s, o);
+        if (code) return code;
+    }
+    return 0;
+}
+
+static int grow(di_core *c, di_seq *s, int32_t n, di_outputs *o)
+{
+    if (n == 0) return 0;
+    int32_t from = s->n_blocks;
+    if (from + n > s->cap_blocks)
+        return di_fail(DI_E_INTERNAL, "", "block_table", "request %llu outgrows its %d entries",
+                       (unsigned long long)s->uid, s->cap_blocks);
+    if (di_pool_take(&c->main, n, s->blocks + from)) return DI_E_INTERNAL;
+    s->n_blocks += n;
+    di_policy_note_blocks(o, s, from);
+    return 0;
+}
+
+/* Give blocks to the sequences that were held longest, then in row order. One that must wait leaves the candidates. */
+static int grow_or_hold(di_core *c, int32_t *n, di_outputs *o)
+{
+    for (int held_first = 1; held_first >= 0; held_first--) {
+        for (int32_t i = 0; i < *n; i++) {
+            di_seq *s = c->candidates[i];
+            int32_t blocks = growth(c, s);
+            if ((s->holds > 0) != held_first || blocks == 0 || blocks > di_pool_free(&c->main)) continue;
+            int code = grow(c, s, blocks, o);
+            if (code) return code;
+        }
+    }
+    int32_t kept = 0;
+    for (int32_t i = 0; i < *n; i++) {
+        di_seq *s = c->candidates[i];
+        if (growth(c, s) == 0) {
+            c->candidates[kept++] = s;
+            continue;
+        }
+        if (s->holds < c->cfg.depth) {
+            o->held_uid[o->n_held++] = s->uid;
+            continue;
+        }
+        int code = preempt(c, s, o);    /* held for long enough */
+        if (code) return code;
+    }
+    *n = kept;
+    return 0;
+}
+
+static int goes_first(const di_seq *a, const di_seq *b) { return a->len != b->len ? a->len > b->len : a->uid < b->uid; }
+
+/* Shell sort: in place and without memory; the key is total, so the result does not depend on the method. */
+static void sort_by_length(di_seq **s, int32_t n)
+{
+    for (int32_t gap = n / 2; gap > 0; gap /= 2)
+        for (int32_t i = gap; i < n; i++) {
+            di_seq *x = s[i];
+            int32_t j = i;
+            for (; j >= gap && goes_first(x, s[j - gap]); j -= gap) s[j] = s[j - gap];
+            s[j] = x;
+        }
+}
+
+int di_policy_decode(di_core *c, di_step *step, di_outputs *o)
+{
+    if (c->live_running != c->n_running) di_policy_compact(c);
+    int32_t n = 0;
+    int64_t need = 0;
+    for (int32_t i = 0; i < c->n_running; i++) {
+        di_seq *s = c->running[i];
+        if (!is_candidate(c, s)) continue;
+        c->candidates[n++] = s;
+        need += growth(c, s);
+    }
+    int code = 0;
+    if (need > 0) code = relieve(c, &n, need, o);
+    if (!code && need > 0) code = grow_or_hold(c, &n, o);
+    if (code) return code;
+    if (c->cfg.row_order == 1) sort_by_length(c->candidates, n);
+    for (int32_t i = 0; i < n; i++) {
+        di_seq *s = c->candidates[i];
+        s->holds = 0;
+        di_policy_add_row(c, step, s, s->cached + (int32_t)s->inflight * c->dim.q, c->dim.q, 0);
+    }
+    if (n > 0) {
+        c->count.holds += (uint64_t)o->n_held;
+        for (int32_t i = 0, h = 0; h < o->n_held && i < c->n_running; i++)
+            if (c->running[i] && c->running[i]->uid == o->held_uid[h]) c->running[i]->holds++, h++;
+    }
+    return 0;
+}

@@ -1,0 +1,130 @@
+/* Admission (spec/engine.md 2.3): strict order, no skipping, whole-prompt blocks, all or nothing. */
+#include "di_policy.h"
+
+static int is_first_admission(const di_seq *s) { return s->row_slot == 0; }
+
+static int is_too_long(const di_core *c, const di_seq *s)
+{
+    return s->len > c->dim.prompt_limit || di_ceil_div(s->len, c->cfg.block_size) > di_pool_total(&c->main);
+}
+
+static int has_slot(const di_unit_pool *p) { return p->size == 0 || di_pool_free(p) > 0; }
+
+static int has_resources(const di_core *c, const di_seq *s, int32_t reserve)
+{
+    int64_t blocks = (int64_t)di_ceil_div(s->len, c->cfg.block_size) + reserve;
+    return blocks <= di_pool_free(&c->main) && has_slot(&c->swa) && has_slot(&c->state);
+}
+
+int di_policy_wants_prefill(const di_core *c)
+{
+    const di_seq *s = di_queue_head(&c->queue);
+    if (!s || c->main.held_count > c->cfg.prefill_watermark * di_pool_total(&c->main)) return 0;
+    if (!is_first_admission(s)) return 1;
+    if (is_too_long(c, s)) return 1;
+    return c->admitted < c->cfg.max_num_seqs && has_resources(c, s, di_policy_reserve(c));
+}
+
+int di_policy_drop_too_long(di_core *c)
+{
+    for (di_seq *s = di_queue_head(&c->queue); s && is_first_admission(s) && is_too_long(c, s);
+         s = di_queue_head(&c->queue)) {
+        int code = di_core_finish(c, s, DI_FINISH_TOO_LONG, 1);
+        if (code) return code;
+    }
+    return 0;
+}
+
+/* Largest chunk of s that the step takes now; 0 = none (rules 6 to 9). */
+static int32_t chunk_of(const di_core *c, const di_seq *s, int32_t room)
+{
+    int32_t rest = s->len - s->cached;
+    int32_t q = rest < room ? rest : room;
+    if (q > c->dim.max_chunk) q = c->dim.max_chunk;
+    if (q == rest) return q;
+    if (!c->cfg.chunked_prefill || q < c->cfg.min_chunk) return 0;
+    int32_t aligned = q - q % c->cfg.chunk_align;
+    return aligned >= c->cfg.min_chunk ? aligned : q;
+}
+
+static int take_slot(di_unit_pool *p, int32_t *slot) { return p->size ? di_pool_take(p, 1, slot) : 0; }
+
+static void note_zero(di_outputs *o, int32_t pool, int32_t slot)
+{
+    o->zero_slots[2 * o->n_zero] = pool;
+    o->zero_slots[2 * o->n_zero + 1] = slot;
+    o->n_zero++;
+}
+
+static int admit(di_core *c, di_seq *s, di_outputs *o)
+{
+    int32_t blocks = di_ceil_div(s->len, c->cfg.block_size);
+    int code = di_pool_take(&c->main, blocks, s->blocks);
+    if (!code) code = take_slot(&c->swa, &s->swa_slot);
+    if (!code) code = take_slot(&c->state, &s->state_slot);
+    if (!code) code = di_pool_take(&c->row, 1, &s->row_slot);
+    /* has_resources was true, so a refusal here means that the pools contradict themselves. */
+    if (code) return DI_E_INTERNAL;
+    s->n_blocks = blocks;
+    c->admitted++;
+    di_policy_note_blocks(o, s, 0);
+    if (s->state_slot) note_zero(o, DI_POOL_STATE, s->state_slot);
+    if (s->swa_slot && c->cfg.zero_swa_on_alloc) note_zero(o, DI_POOL_SWA, s->swa_slot);
+    return 0;
+}
+
+static int start_running(di_core *c, di_seq *s)
+{
+    if (c->cfg.num_draft && di_pool_take(&c->draft, 1, &s->draft_slot)) return DI_E_INTERNAL;
+    if (c->n_running == c->cfg.max_num_seqs) di_policy_compact(c);
+    s->running_at = c->n_running;
+    c->running[c->n_running++] = s;
+    c->live_running++;
+    s->listed = 1;
+    s->awaits_first = 1;
+    s->has_drafts = 0;
+    s->holds = 0;
+    di_core_set_phase(c, s, DI_PHASE_RUNNING);
+    return 0;
+}
+
+int di_policy_prefill(di_core *c, di_step *step, di_outputs *o)
+{
+    int32_t reserve = di_policy_reserve(c);
+    int64_t sum_k = 0;
+    di_seq *next = NULL;
+    for (di_seq *s = di_queue_head(&c->queue); s && step->n < c->cfg.max_num_seqs; s = next) {
+        next = di_queue_after(&c->queue, s);
+        int is_first = is_first_admission(s);
+        int code = 0;
+        if (is_first && is_too_long(c, s)) {
+            code = di_core_finish(c, s, DI_FINISH_TOO_LONG, 1);
+            if (code) return code;
+            continue;
+        }
+        if (is_first && c->admitted >= c->cfg.max_num_seqs) break;
+        if (sum_k + s->len > c->dim.prefill_sum_k_limit) break;
+        int32_t q = chunk_of(c, s, c->cfg.max_num_batched_tokens - step->t);
+        if (q == 0) {
+            if (step->n == 0)
+                return di_fail(DI_E_INTERNAL, "", "prefill", "request %llu gets no token of an empty step: len %d, cached %d",
+                               (unsigned long long)s->uid, s->len, s->cached);
+            break;
+        }
+        if (is_first) {
+            if (!has_resources(c, s, reserve)) break;
+            code = admit(c, s, o);
+        }
+        if (code) return code;
+        int is_last = s->cached + q == s->len;
+        di_queue_remove(&c->queue, s);
+        if (is_last) code = start_running(c, s);
+        else if (s->phase != DI_PHASE_PREFILL) di_core_set_phase(c, s, DI_PHASE_PREFILL);
+        if (code) return code;
+        di_policy_add_row(c, step, s, s->cached, q, is_last);
+        sum_k += s->len;
+        if (!is_last) break;    /* a NORMAL engine stops after the first chunked prompt (rule 13) */
+        if (s->n_blocks * (int64_t)c->cfg.block_size - s->len < 2 * c->dim.q) reserve++;
+    }
+    return 0;
+}

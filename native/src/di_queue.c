@@ -1,0 +1,69 @@
+#include "di_queue.h"
+
+#include "di_error.h"
+
+static int level_of(const di_seq *s) { return s->priority - DI_PRIORITY_LOW; }
+
+static int goes_before(const di_seq *a, const di_seq *b)
+{
+    return a->queue_class != b->queue_class ? a->queue_class < b->queue_class : a->ticket < b->ticket;
+}
+
+static di_seq *first_from(const di_queue *q, int level)
+{
+    for (; level < DI_QUEUE_LEVELS; level++)
+        if (q->head[level]) return q->head[level];
+    return NULL;
+}
+
+di_seq *di_queue_head(const di_queue *q) { return q->count ? first_from(q, 0) : NULL; }
+
+di_seq *di_queue_after(const di_queue *q, const di_seq *s)
+{
+    return s->next ? s->next : first_from(q, level_of(s) + 1);
+}
+
+void di_queue_insert(di_queue *q, di_seq *s)
+{
+    int level = level_of(s);
+    di_seq *after = q->tail[level];   /* s goes behind this one */
+    if (after && goes_before(s, after)) {
+        di_seq *at = q->head[level];
+        while (goes_before(at, s)) at = at->next;
+        after = at->prev;
+    }
+    s->prev = after;
+    s->next = after ? after->next : q->head[level];
+    if (s->prev) s->prev->next = s; else q->head[level] = s;
+    if (s->next) s->next->prev = s; else q->tail[level] = s;
+    s->listed = 1;
+    q->count++;
+}
+
+void di_queue_remove(di_queue *q, di_seq *s)
+{
+    int level = level_of(s);
+    if (s->prev) s->prev->next = s->next; else q->head[level] = s->next;
+    if (s->next) s->next->prev = s->prev; else q->tail[level] = s->prev;
+    s->prev = s->next = NULL;
+    s->listed = 0;
+    q->count--;
+}
+
+int di_queue_check(const di_queue *q)
+{
+    int64_t n = 0;
+    for (int level = 0; level < DI_QUEUE_LEVELS; level++) {
+        const di_seq *before = NULL;
+        for (const di_seq *s = q->head[level]; s; before = s, s = s->next) {
+            int ok = s->prev == before && level_of(s) == level && s->listed && !(before && goes_before(s, before)) &&
+                     (s->phase == DI_PHASE_WAITING || s->phase == DI_PHASE_PREFILL);
+            if (!ok)
+                return di_fail(DI_E_INTERNAL, "", "queue", "request %llu is out of place", (unsigned long long)s->uid);
+            n++;
+        }
+        if (q->tail[level] != before) return di_fail(DI_E_INTERNAL, "", "queue", "tail of level %d is wrong", level);
+    }
+    if (n != q->count) return di_fail(DI_E_INTERNAL, "", "queue", "counts %lld, holds %lld", (long long)q->count, (long long)n);
+    return 0;
+}

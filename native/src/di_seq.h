@@ -1,0 +1,112 @@
+/* One request inside the core, and the table that finds it by uid.
+ *
+ * Life (spec/engine.md 1.3). Phases are DI_PHASE_; PENDING lives in Python only, HANDOFF belongs to an engine type
+ * that this release does not have.
+ *
+ *   submit -> WAITING -> PREFILL <-> PREFILL -> RUNNING -> RETIRED
+ *                ^  \________________________/ |  \-> ZOMBIE -> RETIRED     (terminal while steps are in flight)
+ *                '--------- preempted ---------'
+ *
+ * One buffer holds the struct and all its arrays, made by submit at their final size: nothing grows in a step. The
+ * buffer is given back when the request is RETIRED, no step refers to it, its terminal event was handed out and a
+ * schedule call reported it.
+ */
+#ifndef DI_SEQ_H
+#define DI_SEQ_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "di_arena.h"
+#include "di_core.h"
+
+enum { DI_MAX_STOP_IDS = 64, DI_PRIORITY_LOW = -8, DI_PRIORITY_HIGH = 7 };
+
+typedef struct di_seq di_seq;
+/* Why a buffer is still needed after the end; a set of bits. */
+enum { DI_KEEP_EVENT = 1, DI_KEEP_SWEEP = 2 };
+
+typedef struct di_sampling {
+    float temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
+    int32_t top_k;
+    int32_t min_tokens;
+    uint64_t seed;
+} di_sampling;
+
+struct di_seq {
+    /* hot: read for every row of every step */
+    uint64_t uid;
+    uint64_t last_step;       /* newest step that uses this request's units; epoch of their release */
+    int32_t len;              /* committed tokens, prompt and output */
+    int32_t cached;           /* committed positions whose cache rows were computed */
+    int32_t n_blocks;         /* used entries of blocks; 0 after release */
+    int32_t prompt_len;
+    int32_t max_tokens;
+    int32_t last_row;         /* row in last_step */
+    int32_t running_at;       /* index in the running set while listed there */
+    uint32_t generation;      /* recomputations */
+    uint8_t phase;            /* changed under the client lock, read anywhere on the engine thread */
+    uint8_t reason;
+    uint8_t inflight;         /* launched, uncommitted steps of this generation */
+    uint8_t inflight_all;     /* ... of every generation */
+    uint8_t holds;            /* consecutive steps held */
+    uint8_t keep;
+    uint8_t has_drafts;
+    uint8_t awaits_first;     /* the step that ends its prompt is in flight */
+    uint8_t listed;           /* in a queue or the running set */
+    int32_t swa_slot, state_slot, draft_slot, row_slot; /* 0 = none */
+    int32_t *tokens;          /* [cap_tokens] */
+    int32_t *blocks;          /* [cap_blocks] */
+    int32_t *drafts;          /* [K] to verify next */
+    /* cold */
+    int32_t cap_tokens, cap_blocks;
+    uint64_t ticket;
+    int32_t priority;
+    int32_t n_stop;           /* stop ids, EOS included unless ignored */
+    int32_t n_forced;
+    uint8_t queue_class;      /* 0 continuation of a prompt, 1 preempted, 2 new */
+    int32_t *stop_ids;
+    int32_t *forced;
+    di_sampling sampling;
+    di_seq *prev, *next;            /* admission queue */
+    di_seq *map_next;               /* bucket of the table */
+    di_seq *event_next;             /* terminal events not handed out */
+    di_seq *sweep_next;             /* ends not reported by schedule */
+    di_seq *command_prev, *command_next;
+    uint8_t command;                /* DI_COMMAND_ bits waiting in the command list */
+    uint64_t event_step;            /* step of the terminal event, 0 = outside a commit */
+    int32_t event_output;           /* output tokens of the terminal event */
+};
+
+/* Copy a request into a buffer of its final size. limit_tokens bounds prompt + output; slack_tokens is the reserve
+ * past the last token for steps in flight. DI_E_CAPACITY when memory is short. Lock held. */
+int di_seq_create(di_bins *bins, const di_request *r, int32_t max_model_len, int32_t num_draft, int32_t block_size,
+                  int32_t num_blocks, int32_t slack_tokens, di_seq **out);
+/* Check a request's values; names the field. Needs no lock. */
+int di_request_check(const di_request *r, int32_t vocab_size);
+
+static inline int32_t di_seq_output_len(const di_seq *s) { return s->len - s->prompt_len; }
+static inline int di_seq_is_terminal(const di_seq *s)
+{
+    return s->phase == DI_PHASE_ZOMBIE || s->phase == DI_PHASE_RETIRED;
+}
+/* Launched steps certainly end the request, each of them adds at least one token (spec/engine.md 5.6). */
+static inline int di_seq_is_certain_to_finish(const di_seq *s, int32_t max_model_len)
+{
+    int64_t f = s->inflight;
+    return f > 0 && (s->len - s->prompt_len + f >= s->max_tokens || s->len + f > max_model_len);
+}
+
+/* uid -> request. Fixed buckets; uids are consecutive, so chains are even and short. */
+typedef struct di_table {
+    di_seq **buckets;
+    uint64_t mask;
+    int64_t count;
+} di_table;
+int di_table_init(di_table *t, di_arena *a, int32_t max_num_seqs);
+di_seq *di_table_find(const di_table *t, uint64_t uid);
+void di_table_add(di_table *t, di_seq *s);
+void di_table_remove(di_table *t, di_seq *s);
+
+#endif

@@ -1,0 +1,140 @@
+/* The core's own state, shared by its modules and by nobody else.
+ *
+ *   client lock    uid counter, table, command list, buffers, phases (written), bins. Short sections, any thread.
+ *   engine gate    everything else. One engine call at a time; a second one gets DI_E_BUSY.
+ */
+#ifndef DI_STATE_H
+#define DI_STATE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "di_arena.h"
+#include "di_command.h"
+#include "di_error.h"
+#include "di_events.h"
+#include "di_pool.h"
+#include "di_queue.h"
+#include "di_seq.h"
+
+/* One row of a launched step: what pack and commit need when the request may have moved on. */
+typedef struct di_row {
+    di_seq *seq;
+    uint32_t generation;
+    int32_t start, q;         /* positions [start, start + q); an upper bound of start while a step is in flight */
+    int32_t first;            /* row of its first token among the step's T rows */
+    int32_t full_len;         /* committed tokens at schedule */
+    int32_t n_blocks;
+    int32_t remap;
+    int32_t row_slot, swa_slot, state_slot, draft_read, draft_write;
+    uint8_t inflight, is_last_chunk, has_drafts, pad;
+} di_row;
+
+typedef struct di_step {
+    uint64_t id;              /* 0 = never used */
+    int32_t kind;             /* DI_STEP_ */
+    int32_t n, t;
+    int32_t is_open;          /* launched, not committed */
+    di_row *rows;             /* [max_num_seqs] */
+    di_scheduler_outputs record;  /* as published; its arrays live as long as the step */
+} di_step;
+
+/* Host arrays of one SchedulerOutputs; depth + 1 of them in a ring by step, and as many for empty calls. */
+typedef struct di_outputs {
+    uint64_t *seq_uid;
+    uint32_t *generation;
+    int32_t *row_slot, *seqlens_q, *seqlens_k, *cached, *full_len, *remap;
+    int32_t *state_slot, *swa_slot, *draft_read_slot, *draft_write_slot, *swa_valid_start;
+    int32_t *bt_offsets, *bt_ids, *bt_delta, *zero_slots;
+    int32_t *hit_tokens, *replayed_tokens;        /* zeros: there is no prefix cache */
+    uint8_t *inflight, *is_last_chunk, *finished_reason, *ignored_reason;
+    uint64_t *finished_uid, *ignored_uid, *held_uid, *preempted_uid;
+    int32_t n_delta, n_zero, n_finished, n_ignored, n_held, n_preempted;
+} di_outputs;
+
+/* Staging of one InputMetadata and SamplerInputs; depth + 1 in a ring, by step. */
+typedef struct di_ratio_staging {
+    int32_t *positions_c, *slot_main, *cu_compressed_q, *load_main, *ks, *ke, *ca_offset_len, *klen;
+} di_ratio_staging;
+
+typedef struct di_staging {
+    int32_t *input_ids, *positions, *ngram_token_ids, *seqlens_q, *seqlens_k;
+    int32_t *cu_seqlens_q, *cu_seqlens_k, *cu_seqlens_q_incl;
+    uint8_t *valid_token_mask;
+    int32_t *slot_swa, *state_slot_idx, *swa_slot_idx, *load_swa, *swa_pivots;
+    int32_t *block_tables, *context_lens, *swa_offset_len, *query_indices;
+    di_ratio_staging ratio[4];
+    int32_t *selected_rows, *top_k, *sample_pos, *first_row, *row_count, *draft_rows, *draft_write;
+    int32_t *stop_ids, *forced, *eos_suppress;
+    float *temperature, *top_p, *min_p, *repetition_penalty, *presence_penalty, *frequency_penalty;
+    uint64_t *seed;
+} di_staging;
+
+typedef struct di_counters {
+    uint64_t steps_prefill, steps_decode, tokens_prefill, tokens_decode, tokens_drafted, tokens_accepted;
+    uint64_t tokens_output, holds, preemptions, aborts, overrun_rows, overrun_steps, stale_rows;
+    uint64_t finished[16];
+} di_counters;
+
+struct di_core {
+    di_config cfg;
+    di_derived dim;
+    di_limits limits;
+    di_arena arena;
+    atomic_flag gate;
+    int poisoned;
+    di_clients clients;       /* client lock and what it guards */
+
+    di_unit_pool main, swa, state, draft, row;
+    di_queue queue;
+    di_seq **running;         /* [max_num_seqs] in admission order; NULL where a request left since the last sweep */
+    int32_t n_running;        /* entries, holes included */
+    int32_t live_running;     /* entries that are requests */
+    int32_t admitted;         /* requests that hold a row slot */
+    int64_t phase_count[16];
+
+    uint64_t launched, committed, done;
+    int32_t decode_since_prefill;
+    int32_t prefill_burst;
+    di_step steps[DI_MAX_DEPTH + 1];
+    di_outputs outputs[DI_MAX_DEPTH + 1];
+    di_outputs spare_outputs[DI_MAX_DEPTH + 1];   /* of calls that scheduled nothing */
+    uint64_t empty_calls;
+    di_staging staging[DI_MAX_DEPTH + 1];
+    int32_t *ngram_table;
+
+    di_seq **candidates;      /* [max_num_seqs] scratch of the decode pass */
+    di_seq *sweep_head, *sweep_tail;      /* ended, not reported by schedule */
+    di_events events;
+    di_counters count;
+};
+
+/* Take the gate. 0, or DI_E_BUSY, or DI_E_INTERNAL when the core is poisoned. */
+int di_core_enter(di_core *c);
+/* The same for calls that may look at a poisoned core. */
+int di_core_enter_any(di_core *c);
+/* Leave the gate. An internal error poisons the core. Returns code. */
+int di_core_leave(di_core *c, int code);
+
+/* Move a request to another phase and keep the counts. Takes the client lock. */
+void di_core_set_phase(di_core *c, di_seq *s, uint8_t phase);
+/* Consume all handles of a request: its units go back at epoch last_step. */
+int di_core_release(di_core *c, di_seq *s);
+/* Take a request out of the running set; the hole is closed by the next decode pass. */
+void di_core_leave_running(di_core *c, di_seq *s);
+/* The terminal transition: leaves queue and running set, releases, becomes RETIRED or ZOMBIE. with_event: queue a bare
+ * FINISH event (0 when the last token carries it). */
+int di_core_finish(di_core *c, di_seq *s, uint8_t reason, int with_event);
+/* One launched step of a request was committed: the last one retires a zombie. */
+void di_core_settle(di_core *c, di_seq *s);
+/* Give the buffer back if nothing refers to the request any more. */
+void di_core_drop(di_core *c, di_seq *s);
+
+static inline di_step *di_core_step(di_core *c, uint64_t id) { return &c->steps[id % (uint64_t)(c->cfg.depth + 1)]; }
+static inline di_staging *di_core_staging(di_core *c, uint64_t id)
+{
+    return &c->staging[id % (uint64_t)(c->cfg.depth + 1)];
+}
+static inline int32_t di_ceil_div(int32_t a, int32_t b) { return (int32_t)(((int64_t)a + b - 1) / b); }
+
+#endif
