@@ -180,13 +180,8 @@ def test_sample_all_rows_faulty_raises_nothing(given):
 def test_sample_nan_hidden_by_a_mask_is_still_a_fault():
     out = sample([[np.nan, 1.0, 0.0], [0.0, 1.0, 0.0]], eos_suppress=np.array([[0, 0], [1, 0]], np.int32))
     assert out.row_status.tolist() == [1, 0]
-    rows = {"first_row": [1, 0], "row_count": [1, 1]}
-    out = sample(
-        [[np.nan, 1.0, 0.0], [0.0, 1.0, 0.0]],
-        eos_suppress=np.array([[0, 0], [1, 0]], np.int32),
-        temperature=0.0,
-        **rows,
-    )
+    pairs, rows = np.array([[0, 0], [1, 0]], np.int32), {"first_row": [1, 0], "row_count": [1, 1]}
+    out = sample([[np.nan, 1.0, 0.0], [0.0, 1.0, 0.0]], eos_suppress=pairs, temperature=0.0, **rows)
     assert out.row_status.tolist() == [0, 1]
 
 
