@@ -7,17 +7,18 @@ is kept, so that a message can name it. Sources: ``spec/sampling.md`` 5.1 and 5.
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 from attrs import frozen
 
 from deepinfer_core.errors import ConfigError, NotSupported
 from deepinfer_core.settings import Setting, did_you_mean, nearest, read_value, setting
-from deepinfer_core.types import ConfigPatch, NumericMode
+
+if TYPE_CHECKING:  # --help needs the settings, and no record
+    from deepinfer_core.types import ConfigPatch, NumericMode
 
 MAX_FILE_BYTES = 1 << 20
 _ENV_PREFIX = "DEEPINFER_"
@@ -235,6 +236,8 @@ def _from_file(path: Path) -> _Layer:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
+    import tomllib  # only with --config
+
     try:
         with path.open("rb") as stream:
             data = stream.read(MAX_FILE_BYTES + 1)

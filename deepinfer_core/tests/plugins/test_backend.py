@@ -119,3 +119,18 @@ def test_close_is_called_once():
     made.close()
     made.close()
     assert closed == [1]
+
+
+def test_build_backend_over_the_real_table_fills_from_the_installed_cpu_plugin(monkeypatch):
+    monkeypatch.undo()
+    from deepinfer_contracts import OPS
+    from deepinfer_cpu.backend import OPS as CPU_OPS
+
+    required = {op: CPU_OPS[op] for op, record in OPS.items() if record.required}
+    made = build_backend("acme", required)
+    assert isinstance(made, Backend)
+    assert {made.plan[op] for op in required} == {"acme"}
+    assert {made.plan[op] for op in made.plan if op not in required} == {"deepinfer-cpu"}
+    assert made.mhc.pre is CPU_OPS["mhc.pre"]
+    assert made.moe.mega is None
+    made.close()

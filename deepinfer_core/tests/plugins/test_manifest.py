@@ -20,12 +20,13 @@ def test_manifest_with_every_key_is_read():
     manifest = parse(
         HEAD
         + '[contracts.SchedulerOutputs]\nfields = 14\nchain = "9f31c05be2a4d7f0"\n'
-        + '[[backend]]\nname = "toy"\nsummary = "A toy"\narch = ["toy1"]\nclaims = ["feature:graphs", "kv:v41_fp4"]\n'
+        + '[[backend]]\nname = "toy"\nsummary = "A toy"\narch = ["toy1"]\n'
+        + 'claims = ["feature:graphs", "kv:v41_fp4", "op:moe.mega"]\n'
         + 'requires = { os = ["linux"], machine = ["x86_64"], any_path = ["/dev/toy*"], modules = ["json"] }\n'
         + '[[model]]\nname = "tiny"\narchitectures = ["TinyLM"]\ncheckpoint = "checkpoints/tiny"\n'
     )
     toy = manifest.tables["backend", "toy"]
-    assert toy.claims == {"feature:graphs", "kv:v41_fp4"}
+    assert toy.claims == {"feature:graphs", "kv:v41_fp4", "op:moe.mega"}
     assert (toy.requires.os, toy.requires.any_path) == (("linux",), ("/dev/toy*",))
     assert manifest.tables["model", "tiny"].checkpoint == "checkpoints/tiny"
     assert manifest.contracts["SchedulerOutputs"].fields == 14
@@ -51,6 +52,10 @@ def test_manifest_with_every_key_is_read():
         (
             TOY + 'claims = ["graphs"]',
             "deepinfer.toml: backend 'toy': unknown claim 'graphs'; a claim begins with feature:, kv: or op:",
+        ),
+        (
+            TOY + 'claims = ["op:norm.rms"]',
+            "deepinfer.toml: backend 'toy': claim 'op:norm.rms' is of a required op, which every backend has",
         ),
         (TOY + 'arch = "toy1"', "deepinfer.toml: backend 'toy': arch must be a list of texts, got 'toy1'"),
         (

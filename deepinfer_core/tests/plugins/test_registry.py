@@ -167,6 +167,36 @@ def test_registry_of_a_contract_prefix_that_agrees_is_found(site):
     assert site.record("backend", "toy").state == "found"
 
 
+def test_registry_of_a_distribution_without_metadata_uses_the_name_of_its_folder(site):
+    site.add("toy")
+    (site.folder / "acme_toy-1.0.dist-info" / "METADATA").unlink()
+    record = site.record("backend", "toy")
+    assert (record.distribution, record.version, record.state) == ("acme_toy", "1.0", "found")
+
+
+@pytest.mark.parametrize("value", [":x", "not a module!", "acme_toy.plugin:a:b", "..x"])
+def test_registry_of_a_malformed_entry_value_is_no_traceback(site, value):
+    site.add("toy")
+    entries = site.folder / "acme_toy-1.0.dist-info" / "entry_points.txt"
+    entries.write_text(
+        f"[deepinfer.backends]\ntoy = {value}\n[deepinfer.manifest]\nacme-toy = acme_toy:deepinfer.toml\n"
+    )
+    manager = site.manager()
+    assert not manager.load(manager.registry.find("backend", "toy"))
+
+
+def test_registry_with_a_damaged_neighbour_still_finds_the_others(site):
+    site.add("toy")
+    damaged = site.folder / "damaged-1.0.dist-info"
+    damaged.mkdir()
+    (damaged / "METADATA").write_text("Metadata-Version: 2.1\nName: damaged\nVersion: 1.0\n")
+    (damaged / "entry_points.txt").write_text("[deepinfer.backends]\nno equals sign\n")
+    done = site.run("plugins")
+    assert done.returncode == 0
+    assert "acme-toy 1.0" in done.stdout
+    assert "damaged-1.0.dist-info is damaged" in done.stderr
+
+
 def test_registry_of_installed_distributions_lists_the_first_party_plugins(site):
     registry = Registry.build(site.config())
     assert {"backend:cpu", "model:deepseek_v41", "sampler:canonical"} <= {record.key for record in registry}

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -78,6 +77,8 @@ def _report(error: DeepInferError, state: CommandState) -> int:
 
         traceback.print_exception(error)
     if state.json:
+        import json
+
         sys.stderr.write(json.dumps({"error": error.as_record()}, default=str) + "\n")
     else:
         sys.stderr.write(f"deepinfer: {error}\n")

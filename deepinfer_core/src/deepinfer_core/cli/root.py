@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from importlib import import_module
 
 import click
@@ -59,7 +58,13 @@ def root(context: click.Context, version: bool) -> None:
     """Run DeepSeek-V4.1-class models. Options of this level are accepted after the command as well."""
     state = context.ensure_object(CommandState)
     if version:
-        click.echo(json.dumps(versions()) if state.json else "\n".join(f"{k} {v}" for k, v in versions().items()))
+        found = versions()
+        if state.json:
+            import json
+
+            click.echo(json.dumps(found))
+        else:
+            click.echo("\n".join(f"{name} {text}" for name, text in found.items()))
         context.exit(0)
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

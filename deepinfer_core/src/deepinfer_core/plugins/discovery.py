@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from attrs import frozen
 
+LOG = logging.getLogger("deepinfer.plugins")
 MANIFEST_GROUP = "deepinfer.manifest"
 KIND_OF_GROUP = {
     "deepinfer.backends": "backend",
@@ -44,8 +46,27 @@ class Found:
 @functools.cache
 def installed_entry_points() -> tuple[metadata.EntryPoint, ...]:
     """Our entry points of the environment, distributions de-duplicated. Read once in a process."""
-    scanned = metadata.entry_points()
-    return tuple(entry for group in (MANIFEST_GROUP, *KIND_OF_GROUP) for entry in scanned.select(group=group))
+    groups = (MANIFEST_GROUP, *KIND_OF_GROUP)
+    try:
+        scanned = metadata.entry_points()
+    except Exception as exc:  # one damaged entry_points.txt, of whatever package, stops the whole scan
+        LOG.debug("scanning one by one, because the scan failed: %s", exc)
+        return tuple(entry for entry in _one_by_one() if entry.group in groups)
+    return tuple(entry for group in groups for entry in scanned.select(group=group))
+
+
+def _one_by_one() -> Iterator[metadata.EntryPoint]:
+    """The same, leaving out distributions that cannot be read; each is named in the log."""
+    seen: set[str] = set()
+    for dist in metadata.distributions():
+        try:
+            entries, name = list(dist.entry_points), dist.metadata["Name"] or ""
+        except Exception as exc:
+            LOG.warning("the metadata in %s is damaged: %s", getattr(dist, "_path", "an unknown place"), exc)
+            continue
+        if name not in seen:  # the first one on the path is the one that imports find
+            seen.add(name)
+            yield from entries
 
 
 def discover(entries: Iterable[metadata.EntryPoint] | None = None) -> tuple[list[Found], dict[str, list[str]]]:
@@ -65,7 +86,7 @@ def discover(entries: Iterable[metadata.EntryPoint] | None = None) -> tuple[list
         if dist is None:
             continue  # made by hand, and not part of any distribution
         if id(dist) not in about:
-            about[id(dist)] = (dist.metadata["Name"] or "unknown", dist.version, is_editable(dist))
+            about[id(dist)] = (*_name_and_version(dist), is_editable(dist))
         name, version, editable = about[id(dist)]
         if entry.group == MANIFEST_GROUP:
             manifests.setdefault(name, []).append(entry.value)
@@ -73,6 +94,17 @@ def discover(entries: Iterable[metadata.EntryPoint] | None = None) -> tuple[list
             found.append(Found(KIND_OF_GROUP[entry.group], entry.name, entry, name, version, editable))
     found.sort(key=lambda item: (item.kind, item.name, item.distribution, item.entry.value))
     return found, manifests
+
+
+def _name_and_version(dist: metadata.Distribution) -> tuple[str, str]:
+    """Also of a half-removed distribution, whose METADATA is gone: then as its folder is called."""
+    try:
+        name, version = dist.metadata["Name"], dist.metadata["Version"]
+    except Exception:  # what is raised for a missing file differs between Python versions
+        name, version = "", ""
+    folder = str(getattr(dist, "_path", "unknown"))
+    stem, _, in_folder = Path(folder).stem.partition("-")
+    return name or stem, version or in_folder or "unknown"
 
 
 def is_editable(dist: metadata.Distribution) -> bool:
@@ -95,9 +127,10 @@ def package_folders(top_package: str) -> list[Path]:
     """
     try:
         spec = find_spec(top_package)
-    except (ImportError, ValueError):
-        # A module in sys.modules without a spec (``__main__``); the path finder still knows the folder.
-        spec = PathFinder.find_spec(top_package)
+    except Exception:
+        # A module in sys.modules without a spec (``__main__``), or a finder of an editable installation that fails;
+        # the path finder may still know the folder.
+        spec = PathFinder.find_spec(top_package) if top_package else None
     if spec is None or spec.submodule_search_locations is None:
         return []
     return [Path(location) for location in spec.submodule_search_locations]

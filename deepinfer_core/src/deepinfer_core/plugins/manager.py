@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -199,11 +199,16 @@ def load_entry_point(entry: metadata.EntryPoint) -> Any:
     """
     from stevedore.driver import DriverManager  # 15 ms, only when a plugin is loaded
 
-    class OneEntry(DriverManager[Any]):
+    if TYPE_CHECKING:  # generic for type checkers; not at run time in every version we support
+        manager = DriverManager[Any]
+    else:
+        manager = DriverManager
+
+    class OneEntry(manager):
         def list_entry_points(self) -> list[metadata.EntryPoint]:
             return [entry]
 
-    return OneEntry(entry.group, entry.name, on_missing_entrypoints_callback=None).driver
+    return OneEntry(entry.group, entry.name).driver
 
 
 def register_checked(manager: pluggy.PluginManager, plugin: object, key: str) -> None:
