@@ -216,7 +216,10 @@ class ToySampler:
                 noise = mixed(key ^ np.arange(VOCAB, dtype=np.uint64)) >> np.uint64(40)
                 scores[row] += noise.astype(np.float32) / np.float32(2**20) * np.float32(temperature)
         scores[status != 0] = 0
-        return SamplerOutput(sampled_ids=scores.argmax(axis=1).astype(np.int32), row_status=status)
+        zeros = np.zeros(len(scores), dtype=np.float32)
+        return SamplerOutput(
+            sampled_ids=scores.argmax(axis=1).astype(np.int32), sampled_logprob=zeros, row_status=status
+        )
 
 
 TOY_CARD = ModelCard(path=Path("toy"), architecture="Toy", model_type="toy", config={})

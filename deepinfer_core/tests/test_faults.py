@@ -11,7 +11,18 @@ import pytest
 from deepinfer_core.errors import BackendError, EngineError
 from deepinfer_core.llm import LLM
 from deepinfer_core.sampling_params import SamplingParams
-from engine_toys import Faulty, ToyBackend, ToyModel, ToySampler, check_idle, ids, prompts_of, solo_tokens, toy_llm
+from engine_toys import (
+    Faulty,
+    ToyBackend,
+    ToyModel,
+    ToySampler,
+    check_idle,
+    ids,
+    prompts_of,
+    small_pool,
+    solo_tokens,
+    toy_llm,
+)
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 CALLS = {
@@ -243,3 +254,12 @@ def test_observer_that_fails_is_dropped_and_changes_nothing() -> None:
         with pytest.warns(UserWarning, match="W_OBSERVER: Bad failed and is off: no"):
             assert llm.generate("a", PARAMS)[0].ok
         assert llm.built.engine._observers == []
+
+
+def test_request_that_ends_while_another_one_fails_keeps_its_own_reason() -> None:
+    prompts = [*prompts_of(1, 60), *prompts_of(1, 4)]
+    settings = small_pool(8, 2)
+    with faulty_llm("forward", raise_at(1, RuntimeError("boom")), **settings) as llm:
+        outputs = llm.generate(prompts, PARAMS)
+        check_idle(llm)
+    assert [output.finish_reason for output in outputs] == ["too_long", "engine"]

@@ -98,11 +98,7 @@ class Engine:
             live = [r for r in requests if r.uid in self._live]
             if not live or self._closed:
                 return
-            if self._broken is None:
-                self.core.abort([r.uid for r in live])
-                self.core.poll_events()
-            for request in live:
-                self._emitter.end(request, "abort")
+            self._drop(live, "abort")
 
     def close(self) -> None:
         """Abort what runs and give everything back. Idempotent."""
@@ -154,8 +150,14 @@ class Engine:
             except ValueError as err:  # a contract violation: refused, and the core is unchanged
                 raise StepFault("core.commit", err) from err
         except StepFault as fault:
-            self._abandon(step_id, uids, fault.error(step_id))
+            error = fault.error(step_id)
+            try:
+                self._abandon(step_id, uids, error)
+            except Exception:  # the core cannot go on either; what it says now only follows from the fault
+                raise error from fault
             return
+        except Exception:
+            raise  # the core's own failure; `step` ends everything
         except BaseException:  # Ctrl-C or the exit of the process: the step must not stay open
             self._abandon(step_id, uids, None)
             raise
@@ -192,23 +194,24 @@ class Engine:
                 details={"requests": before, "stats": str(stats)},
             )
             self._empty_steps = 0
-            self._fail(list(self._live.values()), error)
+            self._drop(list(self._live.values()), "engine", error)
 
     def _abandon(self, step_id: int, uids: list[int], error: DeepInferError | None) -> None:
         """Close a step that brought no result: its requests end with ``error``, or as aborted."""
-        requests = [self._live[uid] for uid in uids if uid in self._live]
+        for uid in uids:
+            if uid in self._live:
+                self._emitter.end(self._live[uid], "abort" if error is None else "engine", error=error)
         self.core.abort(uids)
-        self.core.commit(step_id, self._runner.nothing(len(uids)))
+        events = self.core.commit(step_id, self._runner.nothing(len(uids)))
         self.core.step_done(step_id)
-        self.core.poll_events()
-        for request in requests:
-            self._emitter.end(request, "abort" if error is None else "engine", error=error)
+        self._emitter.emit(events)  # others may have ended in this step without running
 
-    def _fail(self, requests: list[Request], error: DeepInferError) -> None:
-        self.core.abort([r.uid for r in requests])
-        self.core.poll_events()
+    def _drop(self, requests: list[Request], reason: str, error: DeepInferError | None = None) -> None:
+        """End ``requests`` here and in the core, between two steps."""
         for request in requests:
-            self._emitter.end(request, "engine", error=error)
+            self._emitter.end(request, reason, error=error)
+        self.core.abort([r.uid for r in requests])
+        self._emitter.emit(self.core.poll_events())
 
     def _break(self, error: DeepInferError) -> None:
         """The core cannot go on: every request ends, and no new one is taken."""

@@ -157,7 +157,7 @@ class StepRunner:
             raise EngineError(f"the sampler returned {len(ids)} tokens for {n} requests")
         status = sampled.row_status
         valid = len(ids) == n and int(ids.min()) >= 0 and int(ids.max()) < self._vocab_size
-        if valid and (status is None or not np.any(status)):
+        if valid and status is not None and not np.any(status):
             return sampled, NO_ROWS
         full = np.full(n, -1, dtype=np.int32)
         full[: len(ids)] = ids
@@ -165,18 +165,24 @@ class StepRunner:
         if status is not None:
             row_status[: len(status)] = np.asarray(status, dtype=np.int8)[:n]
         lost = ((full < 0) | (full >= self._vocab_size)) & (row_status == RowStatus.OK)
-        row_status[lost] = NO_TOKEN
+        row_status[lost] = NO_TOKEN  # for the error text only; the contract knows no such status
         bad = {row: int(row_status[row]) for row in np.flatnonzero(row_status).tolist()}
         row_status[lost] = RowStatus.NO_ALLOWED_TOKEN
         full[row_status != RowStatus.OK] = 0
-        sampled.sampled_ids = full
-        sampled.row_status = row_status
-        return sampled, bad
+        logprob = np.zeros(n, dtype=np.float32)
+        if sampled.sampled_logprob is not None:
+            given = np.asarray(sampled.sampled_logprob, dtype=np.float32)[:n]
+            logprob[: len(given)] = np.where(row_status[: len(given)] == RowStatus.OK, given, 0)
+        return SamplerOutput(sampled_ids=full, sampled_logprob=logprob, row_status=row_status), bad
 
     @staticmethod
     def nothing(n: int) -> SamplerOutput:
         """A result for ``n`` rows whose tokens nobody reads."""
-        return SamplerOutput(sampled_ids=np.zeros(n, dtype=np.int32))
+        return SamplerOutput(
+            sampled_ids=np.zeros(n, dtype=np.int32),
+            sampled_logprob=np.zeros(n, dtype=np.float32),
+            row_status=np.zeros(n, dtype=np.int8),
+        )
 
 
 @contextmanager
