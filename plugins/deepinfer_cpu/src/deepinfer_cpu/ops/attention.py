@@ -95,8 +95,8 @@ def sparse_decode(
 ) -> tuple[Tensor, Tensor]:
     """As :func:`sparse_prefill`, with keys read from caches.
 
-    ``idx`` int32 ``[T, k1]`` are physical slots of ``window``, ``extra_idx`` ``[T, k2]`` of ``extra``; -1 is invalid. Only
-    the rows that are asked for are dequantised.
+    ``idx`` int32 ``[T, k1]`` are physical slots of ``window``, ``extra_idx`` ``[T, k2]`` of ``extra``; -1 is invalid.
+    Only the rows that are asked for are dequantised.
     """
     _check("attn.sparse_decode", q, idx)
     if window.width != q.shape[2]:

@@ -50,8 +50,8 @@ def prefill(
 
     :param score: fp32 ``[T, d]``; ``latent`` likewise; ``state`` is read before it is overwritten.
     :param row_seq: int32 ``[sum C]``, sequence of each output row; None derives it from ``cu_c``.
-    :param cu_q: int32 ``[n + 1]`` of new rows; ``cu_k`` of lengths after the chunk; ``cu_c`` of output rows, at least one
-        for every sequence (unused rows are zero).
+    :param cu_q: int32 ``[n + 1]`` of new rows; ``cu_k`` of lengths after the chunk; ``cu_c`` of output rows, at
+        least one for every sequence (unused rows are zero).
     :param perm: row of ``score`` that holds the t-th token, when they are permuted.
     :returns: ``[sum C, d]`` of ``dtype``.
     """

@@ -110,7 +110,7 @@ def dispatch(
     masked = int(np.searchsorted(experts, 0))
     order, experts = order[masked:], experts[masked:]
     cuts = np.flatnonzero(np.diff(experts, prepend=-1)).tolist()
-    bounds = [*cuts[1:], len(order)]
+    bounds = [*cuts[1:], len(order)] if cuts else []
     segments = tuple((int(experts[b]), b, e) for b, e in zip(cuts, bounds, strict=True))
     rows = np.full(tokens * k, -1, dtype=np.int64)
     rows[order] = np.arange(len(order))

@@ -113,7 +113,7 @@ def _rows(rope: tuple[Any, ...]) -> tuple[RopeRows, bool]:
 
 
 def hadamard(x: Tensor, scale: float) -> Tensor:
-    """Walsh-Hadamard butterflies of ascending distance in fp32, times ``scale``; ``x`` ``[..., 2^k]``, its dtype kept."""
+    """Walsh-Hadamard butterflies of ascending distance in fp32, times ``scale``; ``x`` ``[..., 2^k]``."""
     size = x.shape[-1]
     if size & (size - 1):
         raise shape_error("transform.hadamard", "x", "a last dimension that is a power of two", size)
