@@ -4413,15 +4413,15 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!((((int64_t)f0[i]) == INT64_C(-1)) || (((int64_t)f0[i]) >= INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 12, 12, -1, "SamplerInputs.top_k", "all(top_k == -1 or top_k >= 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
-    /* sample_pos: all(0 <= sample_pos < max_pos) */
+    /* sample_pos: all(0 <= sample_pos <= max_pos) */
     do {
         if (!di_readable(&rec->sample_pos)) continue;
         const int32_t *f0 = rec->sample_pos.data; const int64_t n0 = di_size(&rec->sample_pos);
         (void)f0; (void)n0;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->max_pos));
+        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= (int64_t)l->max_pos));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->max_pos))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 14, 13, -1, "SamplerInputs.sample_pos", "all(0 <= sample_pos < max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= (int64_t)l->max_pos))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 14, 13, -1, "SamplerInputs.sample_pos", "all(0 <= sample_pos <= max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* first_row: all(first_row == cumsum(row_count) - row_count) */
     do {
@@ -6132,7 +6132,7 @@ static const di_contract_info contracts[] = {
     {"InputMetadataV41", "1.0", DI_FIELDS_INPUT_METADATA_V41, (uint32_t)sizeof(di_input_metadata_v41),
      chain_input_metadata_v41, "a67a0274b556ae171f520215604fbf5de02a746024dddc9e8597a6050fa44e26", fields_input_metadata_v41},
     {"SamplerInputs", "1.0", DI_FIELDS_SAMPLER_INPUTS, (uint32_t)sizeof(di_sampler_inputs),
-     chain_sampler_inputs, "bdd6e76629858603735e6e6f9561116e1daaf3c70ae8d348a095a606911fc757", fields_sampler_inputs},
+     chain_sampler_inputs, "48843cc9efc91a2a600ec36dd974596aa53d77516eaeb8c2462b1e619790f123", fields_sampler_inputs},
     {"SamplerOutput", "1.0", DI_FIELDS_SAMPLER_OUTPUT, (uint32_t)sizeof(di_sampler_output),
      chain_sampler_output, "a33ff2bb0df6a3257126f7d548aff64cb20690c61f8091ac49f16ad8b3e3bdcd", fields_sampler_output},
     {"EventBatch", "1.0", DI_FIELDS_EVENT_BATCH, (uint32_t)sizeof(di_event_batch),

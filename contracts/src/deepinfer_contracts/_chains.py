@@ -270,7 +270,7 @@ CONTRACTS: Mapping[str, ContractInfo] = {
     ),
     "SamplerInputs": ContractInfo(
         name="SamplerInputs", version="1.0", struct="di_sampler_inputs",
-        semantic_hash="bdd6e76629858603735e6e6f9561116e1daaf3c70ae8d348a095a606911fc757",
+        semantic_hash="48843cc9efc91a2a600ec36dd974596aa53d77516eaeb8c2462b1e619790f123",
         fields=(
         ("struct_size", "u32"),
         ("chain", "u64"),
