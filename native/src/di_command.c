@@ -55,6 +55,7 @@ int di_command_drain(di_core *c)
 int di_submit(di_core *c, const di_request *r, uint64_t *uid)
 {
     if (!c || !r || !uid) return di_fail(DI_E_ARG, "Request", "", "a NULL argument");
+    if (atomic_load(&c->poisoned)) return di_core_refuse();
     int code = di_request_check(r, c->cfg.vocab_size);
     if (code) return code;
     di_clients *cl = &c->clients;
@@ -80,14 +81,13 @@ int di_submit(di_core *c, const di_request *r, uint64_t *uid)
 int di_abort(di_core *c, const uint64_t *uids, int n, uint8_t *status)
 {
     if (!c || n < 0 || (n > 0 && (!uids || !status))) return di_fail(DI_E_ARG, "", "uids", "a NULL argument");
+    if (atomic_load(&c->poisoned)) return di_core_refuse();
     di_clients *cl = &c->clients;
     pthread_mutex_lock(&cl->lock);
     for (int i = 0; i < n; i++) {
         di_seq *s = di_table_find(&cl->table, uids[i]);
-        if (s && !di_seq_is_terminal(s) && !(s->command & DI_COMMAND_ABORT)) {
+        if (s && !di_seq_is_terminal(s)) {
             di_command_push(cl, s, DI_COMMAND_ABORT);
-            status[i] = DI_ABORT_ACCEPTED;
-        } else if (s && !di_seq_is_terminal(s)) {
             status[i] = DI_ABORT_ACCEPTED;
         } else {
             status[i] = uids[i] > 0 && uids[i] <= cl->next_uid ? DI_ABORT_ALREADY_FINISHED : DI_ABORT_UNKNOWN;

@@ -38,11 +38,14 @@ static int check_ranges(const di_config *k)
     REQUIRE(chunked_prefill, k->chunked_prefill == 0 || k->chunked_prefill == 1, "0 or 1");
     REQUIRE(prefill_interval_all, k->prefill_interval_all >= 1, ">= 1");
     REQUIRE(prefill_interval_any, k->prefill_interval_any >= 1, ">= 1");
+    REQUIRE(prefill_sum_k_limit, k->prefill_sum_k_limit >= 0 && k->prefill_sum_k_limit <= 1 << 30,
+            "prompt_limit .. 2**30, or 0 for the larger of prompt_limit and max_num_batched_tokens");
+    REQUIRE(swa_ring, k->swa_ring >= 0 && k->swa_ring <= 1 << 28, "0 .. 2**28");
     REQUIRE(max_prefill_burst, k->max_prefill_burst >= 0, ">= 0");
     REQUIRE(stop_preempted, k->stop_preempted == 0 || k->stop_preempted == 1, "0 or 1");
     REQUIRE(engine_type, k->engine_type == DI_ENGINE_NORMAL, "0 (NORMAL); this release has no other engine type");
-    REQUIRE(window, k->window >= 0, ">= 0");
-    REQUIRE(backtrack, k->backtrack >= 1, ">= 1");
+    REQUIRE(window, k->window >= 0 && k->window <= 1 << 28, "0 .. 2**28");
+    REQUIRE(backtrack, k->backtrack >= 1 && k->backtrack <= 1 << 28, "1 .. 2**28");
     REQUIRE(ngram, k->ngram >= 0 && k->ngram <= MAX_NGRAM, "0 .. 16");
     REQUIRE(ngram_pad, k->ngram_pad >= 0, ">= 0");
     REQUIRE(inputs, k->inputs == 0 || k->inputs == 1, "0 (InputMetadata) or 1 (InputMetadataV41)");

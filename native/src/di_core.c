@@ -24,17 +24,22 @@ int di_core_enter_any(di_core *c)
     return 0;
 }
 
+int di_core_refuse(void)
+{
+    return di_fail(DI_E_INTERNAL, "", "core", "an earlier internal error made this core unusable");
+}
+
 int di_core_enter(di_core *c)
 {
     int code = di_core_enter_any(c);
-    if (code || !c->poisoned) return code;
+    if (code || !atomic_load(&c->poisoned)) return code;
     atomic_flag_clear_explicit(&c->gate, memory_order_release);
-    return di_fail(DI_E_INTERNAL, "", "core", "an earlier internal error made this core unusable");
+    return di_core_refuse();
 }
 
 int di_core_leave(di_core *c, int code)
 {
-    if (code == DI_E_INTERNAL) c->poisoned = 1;
+    if (code == DI_E_INTERNAL) atomic_store(&c->poisoned, 1);
     atomic_flag_clear_explicit(&c->gate, memory_order_release);
     return code;
 }
@@ -261,6 +266,7 @@ int di_finish(di_core *c, uint64_t uid, int reason, int n_output)
                        (unsigned long long)uid, di_seq_output_len(s));
     if (!code) {
         s->len = s->prompt_len + n_output;
+        if (s->cached > s->len) s->cached = s->len;
         code = di_core_finish(c, s, (uint8_t)reason, 1);
     }
     return di_core_leave(c, code);

@@ -19,9 +19,10 @@ static int has_resources(const di_core *c, const di_seq *s, int32_t reserve)
 int di_policy_wants_prefill(const di_core *c)
 {
     const di_seq *s = di_queue_head(&c->queue);
-    if (!s || c->main.held_count > c->cfg.prefill_watermark * di_pool_total(&c->main)) return 0;
-    if (!is_first_admission(s)) return 1;
-    if (is_too_long(c, s)) return 1;
+    if (!s) return 0;
+    /* A continuation has its blocks already: the watermark must not stop it, nor a prompt that only has to be refused. */
+    if (!is_first_admission(s) || is_too_long(c, s)) return 1;
+    if (c->main.held_count > c->cfg.prefill_watermark * di_pool_total(&c->main)) return 0;
     return c->admitted < c->cfg.max_num_seqs && has_resources(c, s, di_policy_reserve(c));
 }
 

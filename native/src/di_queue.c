@@ -2,7 +2,7 @@
 
 #include "di_error.h"
 
-static int level_of(const di_seq *s) { return s->priority - DI_PRIORITY_LOW; }
+static int level_of(const di_seq *s) { return s->queue_class == 0 ? 0 : s->priority - DI_PRIORITY_LOW + 1; }
 
 static int goes_before(const di_seq *a, const di_seq *b)
 {

@@ -1,6 +1,6 @@
-/* The admission queue: one list per priority, each in the order (class, ticket).
+/* The admission queue. First the half-run prompts, then one list per priority, each in the order (class, ticket).
  *
- *   class 0  continuation of a half-run prompt      in front
+ *   class 0  continuation of a half-run prompt      in front of every priority: it holds blocks that others wait for
  *   class 1  preempted, to be computed again
  *   class 2  never scheduled                        at the tail
  *
@@ -11,7 +11,7 @@
 
 #include "di_seq.h"
 
-enum { DI_QUEUE_LEVELS = DI_PRIORITY_HIGH - DI_PRIORITY_LOW + 1 };
+enum { DI_QUEUE_LEVELS = DI_PRIORITY_HIGH - DI_PRIORITY_LOW + 2 };
 typedef struct di_queue {
     di_seq *head[DI_QUEUE_LEVELS];
     di_seq *tail[DI_QUEUE_LEVELS];

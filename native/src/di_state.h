@@ -82,7 +82,7 @@ struct di_core {
     di_limits limits;
     di_arena arena;
     atomic_flag gate;
-    int poisoned;
+    atomic_int poisoned;      /* an internal error happened */
     di_clients clients;       /* client lock and what it guards */
 
     di_unit_pool main, swa, state, draft, row;
@@ -113,6 +113,8 @@ struct di_core {
 int di_core_enter(di_core *c);
 /* The same for calls that may look at a poisoned core. */
 int di_core_enter_any(di_core *c);
+/* The refusal of a poisoned core. */
+int di_core_refuse(void);
 /* Leave the gate. An internal error poisons the core. Returns code. */
 int di_core_leave(di_core *c, int code);
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
+from attrs import frozen
 from deepinfer_contracts import (
     AbortStatus,
     FinishReason,
@@ -18,7 +21,7 @@ from deepinfer_contracts import (
 )
 
 from deepinfer_native.config import CoreConfig, to_c
-from deepinfer_native.errors import ArgumentError, StaleHandleError
+from deepinfer_native.errors import ArgumentError, BusyError, StaleHandleError
 from deepinfer_native.events import Arena, EventView
 from deepinfer_native.library import check, ffi, lib
 from deepinfer_native.request import Ids, RequestWriter
@@ -26,7 +29,20 @@ from deepinfer_native.sampler_output import OutputWriter
 from deepinfer_native.stats import CoreStats, from_c
 from deepinfer_native.views import RecordReader
 
-POINT_NONE = 0
+
+@frozen
+class Probe:
+    """Whether a prefill step is due, wanted and allowed (``spec/engine.md`` 2.2, steps 1 and 2).
+
+    ``point``: 0 none, 1 ANY, 2 ALL. ``in_flight``: launched steps that are not committed.
+    """
+
+    point: int
+    want: bool
+    has_running: bool
+    has_unfinished: bool
+    burst_reached: bool
+    in_flight: int
 
 
 class Core:
@@ -55,9 +71,7 @@ class Core:
         )
         self._output = OutputWriter()
         self._arenas: dict[int, Arena] = {}
-        self._uid = ffi.new("uint64_t *")
-        self._count = ffi.new("int64_t *")
-        self._probe = ffi.new("di_probe_out *")
+        self._gate = threading.Lock()
         self._event_info = ffi.new("di_event_info *")
 
     @property
@@ -128,28 +142,33 @@ class Core:
     @property
     def unfinished(self) -> int:
         """Requests that are not terminal, queued ones included."""
-        check(lib.di_unfinished(self._core, self._count))
-        return int(self._count[0])
+        count = ffi.new("int64_t *")
+        check(lib.di_unfinished(self._core, count))
+        return int(count[0])
 
     # --- steps: the engine thread ------------------------------------------------------------------------------
 
-    def probe(self) -> Any:
-        """``di_probe_out``: point, want, has_running, has_unfinished, burst_reached, in_flight (2.2)."""
-        check(lib.di_probe(self._core, self._probe))
-        return self._probe
+    def probe(self) -> Probe:
+        """Look at the queue and the pools; queued submits and aborts are carried out first."""
+        p = ffi.new("di_probe_out *")
+        check(lib.di_probe(self._core, p))
+        return Probe(
+            p.point, bool(p.want), bool(p.has_running), bool(p.has_unfinished), bool(p.burst_reached), p.in_flight
+        )
 
     def schedule(self, mode: StepMode) -> SchedulerOutputs:
         """Make one step. With flag EMPTY nothing was scheduled: it is not a step and needs no commit.
 
         Raises OrderError when ``depth`` steps are in flight, or ``step_done`` lags behind.
         """
-        check(lib.di_schedule(self._core, int(mode), self._steps.struct))
-        return self._steps.read()
+        with self._engine():
+            check(lib.di_schedule(self._core, int(mode), self._steps.struct))
+            return self._steps.read()
 
     def schedule_local(self) -> SchedulerOutputs:
         """The step of an engine with one rank: prefill at its points, and whenever nothing can be decoded; else decode."""
         probe = self.probe()
-        is_due = probe.point != POINT_NONE or not probe.has_running
+        is_due = probe.point != 0 or not probe.has_running
         may = not (probe.burst_reached and probe.has_running)
         if probe.want and is_due and may:
             outputs = self.schedule(StepMode.TRY_PREFILL)
@@ -161,14 +180,16 @@ class Core:
         """Inputs of the newest launched step."""
         struct = self._inputs.struct
         base = ffi.addressof(struct, "base") if self.config.inputs == "InputMetadataV41" else struct
-        check(lib.di_pack(self._core, step_id, base))
-        record: InputMetadata | InputMetadataV41 = self._inputs.read()
+        with self._engine():
+            check(lib.di_pack(self._core, step_id, base))
+            record: InputMetadata | InputMetadataV41 = self._inputs.read()
         return record
 
     def pack_sampler(self, step_id: int) -> SamplerInputs:
         """Sampler inputs of the newest launched step; with drafts in a pipeline after the commit of the step before."""
-        check(lib.di_pack_sampler(self._core, step_id, self._sampler.struct))
-        return self._sampler.read()
+        with self._engine():
+            check(lib.di_pack_sampler(self._core, step_id, self._sampler.struct))
+            return self._sampler.read()
 
     def commit(self, step_id: int, output: SamplerOutput | None) -> EventView:
         """Append the tokens of a step and say what happened to its requests.
@@ -176,13 +197,13 @@ class Core:
         ``output`` may be None if no row of the step ends its prompt. Steps are committed in order (OrderError). A row
         whose ``row_status`` is not OK ends its request with ENGINE. Raises ContractError naming the field.
         """
-        core = self._core
-        struct = ffi.NULL if output is None else self._output.fill(output)
-        self._sync_pins()
-        batch = ffi.new("di_event_batch *")
-        check(lib.di_commit(core, step_id, struct, batch))
-        self._output.clear()
-        return self._event_view(batch)
+        with self._engine():
+            struct = ffi.NULL if output is None else self._output.fill(output)
+            self._sync_pins()
+            batch = ffi.new("di_event_batch *")
+            check(lib.di_commit(self._core, step_id, struct, batch))
+            self._output.clear()
+            return self._event_view(batch)
 
     def step_done(self, step_id: int) -> None:
         """The device is done with every step up to this one: what they used may be handed out again."""
@@ -190,10 +211,11 @@ class Core:
 
     def poll_events(self) -> EventView:
         """Terminal events that were decided outside a commit."""
-        self._sync_pins()
-        batch = ffi.new("di_event_batch *")
-        check(lib.di_poll_events(self._core, batch))
-        return self._event_view(batch)
+        with self._engine():
+            self._sync_pins()
+            batch = ffi.new("di_event_batch *")
+            check(lib.di_poll_events(self._core, batch))
+            return self._event_view(batch)
 
     def finish(self, uid: int, reason: FinishReason, n_output: int) -> None:
         """End a request after ``n_output`` tokens (a stop string was found); later tokens are dropped.
@@ -234,6 +256,16 @@ class Core:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @contextmanager
+    def _engine(self) -> Iterator[None]:
+        """The structs that calls fill belong to one engine thread at a time; a second one never waits."""
+        if not self._gate.acquire(blocking=False):
+            raise BusyError("another thread is inside an engine call of this core", field="core")
+        try:
+            yield
+        finally:
+            self._gate.release()
 
     def _sync_pins(self) -> None:
         """Tell the core which arenas still have arrays alive, before it picks the next one."""
