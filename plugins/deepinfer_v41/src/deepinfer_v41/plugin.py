@@ -151,7 +151,7 @@ def ngram_table(config: V41Config, token_map: Any) -> Any:
 
 
 def _quantised(config: Any) -> bool:
-    """The released numeric mode always has the released formats; ``exact`` may do without."""
+    """Whether the caches are in the released formats (setting ``cache_formats``); FP32 entries otherwise."""
     return bool(config.cache_formats)
 
 
