@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from attrs import frozen
-from deepinfer_native import Core, CoreConfig
 
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.engine import Engine
 from deepinfer_core.errors import ConfigError, NotSupported
 from deepinfer_core.interfaces import Backend, Model, Sampler
 from deepinfer_core.memory import PoolPlan, plan_pools
+from deepinfer_core.native_core import make_core
 from deepinfer_core.tokenizer import Tokenizer
 from deepinfer_core.types import CacheSpec, ModelCard, SchedulerHints
 
@@ -83,7 +83,7 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
     # Rows of the head beyond the tokenizer have no text and must not be chosen.
     sampled_vocab = min(vocab_size, tokenizer.vocab_size)
     sampler = parts.make_sampler(config.sampler, {}, sampled_vocab)
-    core = Core(_core_config(config, hints, plan, vocab_size, max_model_len, batched))
+    core = make_core(**_core_settings(config, hints, plan, vocab_size, max_model_len, batched))
     engine = Engine(core, parts.backend, parts.model, sampler, caches, tokenizer, vocab_size=sampled_vocab)
     return Built(engine, tokenizer, plan, vocab_size, max_model_len, batched)
 
@@ -121,13 +121,13 @@ def _batched_tokens(config: EngineConfig, plan: PoolPlan, max_model_len: int) ->
     return asked
 
 
-def _core_config(
+def _core_settings(
     config: EngineConfig, hints: SchedulerHints, plan: PoolPlan, vocab_size: int, max_model_len: int, batched: int
-) -> CoreConfig:
+) -> dict[str, Any]:
     optional: dict[str, Any] = {}
     if config.max_chunk is not None:
         optional["max_chunk"] = config.max_chunk
-    return CoreConfig(
+    return dict(
         block_size=plan.block_size,
         num_blocks=plan.num_blocks,
         num_swa_slots=plan.num_swa_slots,

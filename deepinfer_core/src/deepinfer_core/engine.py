@@ -17,7 +17,7 @@ from typing import Any, Self
 from deepinfer_contracts import SchedulerOutputs, StepKind
 
 from deepinfer_core.emission import Emitter
-from deepinfer_core.errors import DeepInferError, EngineError
+from deepinfer_core.errors import DeepInferError, EngineError, InvalidParameter
 from deepinfer_core.interfaces import Backend, Caches, Model, Sampler, StepObserver
 from deepinfer_core.requests import Request, too_long
 from deepinfer_core.steps import PhaseTimes, StepFault, StepRunner
@@ -59,23 +59,29 @@ class Engine:
         self._closed = False
 
     def submit(self, request: Request) -> None:
-        """Queue a checked request. Raises EngineError after a fault that the engine cannot recover from."""
+        """Queue a checked request.
+
+        Raises InvalidParameter, or EngineError after a fault that the engine cannot recover from.
+        """
         with self._lock:
             self._require_usable()
             params = request.params
-            request.uid = self.core.submit(
-                request.prompt_token_ids,
-                max_tokens=params.max_tokens,
-                eos_ids=() if params.ignore_eos else tuple(request.eos_ids),
-                stop_ids=params.stop_token_ids,
-                ignore_eos=params.ignore_eos,
-                min_tokens=params.min_tokens,
-                temperature=params.temperature,
-                top_p=params.top_p,
-                top_k=params.top_k,
-                min_p=params.min_p,
-                seed=request.seed or 0,
-            )
+            try:
+                request.uid = self.core.submit(
+                    request.prompt_token_ids,
+                    max_tokens=params.max_tokens,
+                    eos_ids=() if params.ignore_eos else tuple(request.eos_ids),
+                    stop_ids=params.stop_token_ids,
+                    ignore_eos=params.ignore_eos,
+                    min_tokens=params.min_tokens,
+                    temperature=params.temperature,
+                    top_p=params.top_p,
+                    top_k=params.top_k,
+                    min_p=params.min_p,
+                    seed=request.seed or 0,
+                )
+            except ValueError as err:  # an argument that the core refuses; it is unchanged
+                raise InvalidParameter(str(err)) from err
             self._live[request.uid] = request
 
     def step(self) -> bool:

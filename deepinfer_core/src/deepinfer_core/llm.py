@@ -39,7 +39,9 @@ class LLM:
     def __init__(self, model: str | None = None, *, backend: str = "auto", **settings: object) -> None:
         from deepinfer_core.assembly import assemble  # heavy: imports the chosen plugins
         from deepinfer_core.config import EngineConfig
+        from deepinfer_core.native_core import load_native
 
+        load_native()  # before the weights: a wrong build should not cost that time
         given = {"model": None if model is None else str(model), "backend": backend, **settings}
         config = EngineConfig.resolve(given, flag_origin="argument")
         for line in config.warnings:

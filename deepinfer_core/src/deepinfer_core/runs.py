@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from deepinfer_core.detokenizer import Detokenizer, incomplete_tail
 from deepinfer_core.engine import Engine
-from deepinfer_core.errors import DeepInferError, InvalidPrompt
+from deepinfer_core.errors import DeepInferError, InvalidParameter, InvalidPrompt
 from deepinfer_core.interrupts import HeldInterrupt
 from deepinfer_core.outputs import StreamChunk
 from deepinfer_core.prompts import PromptInput, encode_prompt
@@ -139,9 +139,12 @@ class Run:
             self._cancelled.discard(index)
             request.finish("abort")
         else:
-            self._engine.submit(request)
-            return
-        self._inbox.append(request)
+            try:
+                self._engine.submit(request)
+            except InvalidParameter as err:
+                request.finish("input", error=err)
+        if request.finished:
+            self._inbox.append(request)
 
     def _request(self, index: int, item: PromptInput, ids: tuple[int, ...]) -> Request:
         params = item.params

@@ -154,7 +154,9 @@ def _target(stack: ExitStack, out: str | None, source: str | None) -> BinaryIO |
 def _llm(config: EngineConfig, params: SamplingParams) -> LLM:
     from deepinfer_core.assembly import assemble
     from deepinfer_core.llm import LLM
+    from deepinfer_core.native_core import load_native
 
+    load_native()  # before the weights: a wrong build should not cost that time
     llm = LLM.from_assembly(assemble(config))
     for line in llm.built.plan.warnings:
         sys.stderr.write(f"deepinfer: {line}\n")

@@ -1,0 +1,44 @@
+"""The native core, or a typed error that says why there is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deepinfer_core.errors import ConfigError, ContractError, DeepInferError, EngineError
+
+
+def load_native() -> None:
+    """Import ``deepinfer_native``, which compares its contracts with the installed ones.
+
+    Raises ContractError for a library built from other contracts, EngineError for one that cannot be loaded.
+    """
+    from deepinfer_contracts import ContractMismatch
+
+    try:
+        import deepinfer_native  # noqa: F401
+    except ContractMismatch as err:
+        raise ContractError(err.what, reason=err.reason, remedy=err.remedy) from err
+    except ImportError as err:
+        raise EngineError(
+            "the native core cannot be loaded",
+            reason=str(err),
+            remedy="pip install --force-reinstall deepinfer-native, built for this Python and machine",
+        ) from err
+
+
+def make_core(**settings: Any) -> Any:
+    """A ``deepinfer_native.Core``. Raises ConfigError for a setting that it refuses."""
+    load_native()
+    from deepinfer_native import Core, CoreConfig, NativeError
+
+    try:
+        return Core(CoreConfig(**settings))
+    except NativeError as err:
+        raise _refusal(err) from err
+
+
+def _refusal(err: Any) -> DeepInferError:
+    details = {"field": err.field}
+    if isinstance(err, ValueError):
+        return ConfigError(str(err), remedy="correct the setting of that name", details=details)
+    return EngineError("the native core cannot be made", reason=str(err), details=details)
