@@ -314,6 +314,9 @@ def test_sample_token_depends_on_seed_and_position_only():
         ("presence_penalty", np.array([0.0, 0.5], np.float32)),
         ("frequency_penalty", np.array([-0.5, 0.0], np.float32)),
         ("bias", np.array([[0, 1]], np.int32)),
+        ("bias_value", np.array([0.5], np.float32)),
+        ("prompt_tokens", np.array([3], np.int32)),
+        ("draft_write_slot", np.array([0, 4], np.int32)),
         ("grammar_mask", [np.zeros((1, 1), np.int32)]),
         ("grammar_rows", [np.array([0], np.int32)]),
         ("selected_prompt_rows", np.array([0], np.int32)),
@@ -338,6 +341,7 @@ def test_sample_rows_of_drafts_are_refused_by_name():
 def test_sample_absent_features_in_every_form_are_accepted():
     inputs = sampler_inputs(1, bias=np.zeros((0, 2), np.int32), forced=np.zeros(0, np.int32))
     inputs.grammar_mask = [None, None]
+    inputs.draft_write_slot = np.zeros(1, np.int32)
     inputs.max_top_logprobs = 0
     inputs.eos_suppress = np.zeros((0, 2), np.int32)
     assert CanonicalSampler(4).sample(torch.zeros(1, 4), inputs).row_status.tolist() == [0]

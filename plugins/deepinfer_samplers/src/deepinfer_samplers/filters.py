@@ -43,7 +43,8 @@ class Filters:
     def select(self, rows: torch.Tensor) -> Filters:
         """The parameters of some rows, all of which need an order."""
         min_p = None if self.min_p is None else self.min_p[rows]
-        return Filters(self.temperature[rows], min_p, torch.arange(len(rows)), self.top_p[rows], self.top_k[rows])
+        every = torch.arange(len(rows), device=rows.device)
+        return Filters(self.temperature[rows], min_p, every, self.top_p[rows], self.top_k[rows])
 
 
 @frozen

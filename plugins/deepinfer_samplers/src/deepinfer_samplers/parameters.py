@@ -16,12 +16,16 @@ from deepinfer_contracts import SamplerInputs
 from deepinfer_core.errors import NotSupported, ShapeContractError
 
 _NEUTRAL: Final = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+"""Columns that must hold this value throughout."""
 _ABSENT: Final = {
     "bias": "logit_bias",
+    "bias_value": "logit_bias",
     "selected_prompt_rows": "prompt_logprobs",
+    "prompt_tokens": "prompt_logprobs",
     "grammar_mask": "structured output",
     "grammar_rows": "structured output",
 }
+"""Fields that must be absent or empty, and what they belong to."""
 
 
 @frozen
@@ -98,6 +102,9 @@ def _refuse_unsupported(inputs: SamplerInputs) -> None:
     counts = getattr(inputs, "row_count", None)
     if _present(counts) and bool((host(counts) > 1).any()):
         raise _unsupported("draft_rows", "verification of drafts", "run with draft length 0")
+    slots = getattr(inputs, "draft_write_slot", None)
+    if _present(slots) and bool((host(slots) != 0).any()):
+        raise _unsupported("draft_write_slot", "drafting", "run with draft length 0")
 
 
 def _rows(inputs: SamplerInputs, n: int, n_rows: int) -> npt.NDArray[np.int32] | None:
