@@ -358,9 +358,11 @@ class _Emitter:
             ]
             differing = loop.differing()
             if differing != "0":
-                s.lines.append(f"if ({differing}) return di_violation(error, {site}, n, 0, true, 0);")
+                s.lines.append(f"if ({differing}) {self.past_end(rule, s, site)}")
             return
-        if not shown:
+        if shown:
+            loop.statements = [line.replace(loop.stop, f"bad = i; shown = {shown}; break;") for line in loop.statements]
+        else:
             shown = loop.element(rule.witness, "i", False)
         kind = "double" if rule.witness.kind == "float" else "int64_t"
         s.lines += [
@@ -372,8 +374,18 @@ class _Emitter:
             "}",
             f"if (bad >= 0) {self.report(site, 'bad', rule.witness, 'shown')}",
             *loop.after,
-            f"if ({loop.differing()}) return di_violation(error, {site}, n, 0, true, 0);",
+            f"if ({loop.differing()}) {self.past_end(rule, s, site)}",
         ]
+
+    def past_end(self, rule: Rule, s: Scratch, site: str) -> str:
+        """A vector ends at ``n`` where another one goes on; show the value there, if there is one."""
+        witness = rule.witness
+        length = Loop(s).length(witness) if witness.vector and witness.random else ""
+        if not length:
+            return f"return di_violation(error, {site}, n, 0, true, 0);"
+        value = Loop(s).element(witness, "n", False)
+        value = f"(n < {length} ? {value} : 0)"
+        return self.report(site, "n", witness, value)
 
     def unique(self, rule: Rule, s: Scratch, site: str) -> None:
         loop = Loop(s)

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from attrs import define, field, frozen
 
 Vector = npt.NDArray[Any]
-_MOST = 1 << 24  # elements of a repeat(); a corrupt count must not allocate the machine's memory
 
 
 @frozen
@@ -77,6 +76,7 @@ class Env:
     limits: Any
     step: Any
     dims: Mapping[str, Callable[[Env], int] | None]
+    longest: int  # elements of the largest array: repeat() needs no more, whatever a corrupt count says
     r: int = 0
     j: int = 0
     free: dict[tuple[str, int], int] = field(factory=dict)
@@ -245,11 +245,14 @@ class Env:
     def _counts(self, x: Vector, counts: Vector) -> tuple[Vector, Vector]:
         x, counts = self._pair(x, counts)
         wrong = counts < 0
-        if wrong.any() or counts.sum(dtype=np.float64) > _MOST:
+        if wrong.any() or counts.sum(dtype=np.float64) > self.longest + 1:
             self.mismatch = True
-            ends = np.cumsum(counts.astype(np.float64))
-            cut = int(np.argmax(wrong | (ends > _MOST)))
-            x, counts = x[:cut], counts[:cut]
+            before = np.concatenate([[0.0], np.cumsum(counts.astype(np.float64))[:-1]])
+            cut = int(np.argmax(np.append(wrong | (before > self.longest), True)))
+            x, counts = (
+                x[:cut],
+                np.minimum(counts[:cut], np.maximum(self.longest + 1 - before[:cut], 0)).astype(np.int64),
+            )
         return x, counts
 
     def repeat(self, x: Vector, counts: Vector) -> Vector:
@@ -260,7 +263,7 @@ class Env:
 
     def ramp(self, counts: Vector) -> Vector:
         """0 .. counts[0]-1, 0 .. counts[1]-1, ..."""
-        counts, _ = self._counts(counts, counts)
+        _, counts = self._counts(counts, counts)
         out: Vector = np.arange(counts.sum(), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
         return out
 

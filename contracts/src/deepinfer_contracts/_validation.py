@@ -64,8 +64,17 @@ def validate(
         return
     spec = SPECS[type(record).CONTRACT]
     number = step_id if step_id is not None else getattr(step if step is not None else record, "step_id", 0)
-    env = Env(record, limits, step, spec.dims)
+    env = Env(record, limits, step, spec.dims, max(_largest(record), _largest(step)))
     _Run(spec, env, int(level), int(number or 0)).all()
+
+
+def _largest(record: Record | None) -> int:
+    """Elements of the largest host array."""
+    if record is None:
+        return 0
+    values = [getattr(record, name) for name in record.FIELDS]
+    entries = [v for x in values for v in (x.values() if isinstance(x, dict) else x if isinstance(x, list) else [x])]
+    return max((v.size for v in entries if isinstance(v, np.ndarray)), default=0)
 
 
 class _Run:
