@@ -100,8 +100,7 @@ def commands_page() -> str:
 
 
 def _helps(command: click.Command, parent: click.Context | None, name: str) -> Iterator[tuple[str, str]]:
-    width = {"terminal_width": HELP_WIDTH, "max_content_width": HELP_WIDTH}
-    context = click.Context(command, parent=parent, info_name=name, color=False, **width)
+    context = click.Context(command, parent, name, terminal_width=HELP_WIDTH, max_content_width=HELP_WIDTH, color=False)
     yield context.command_path, command.get_help(context)
     if isinstance(command, click.Group):
         for inner in command.list_commands(context):
