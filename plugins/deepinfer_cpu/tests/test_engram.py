@@ -134,3 +134,15 @@ def test_gate_of_zero_rows_is_finite():
 def test_gate_with_misfitting_keys_is_refused():
     with pytest.raises(ShapeContractError, match=r"engram\.gate: argument 'kv'"):
         engram.gate(torch.zeros(1, 4, 32), torch.zeros(1, 128), torch.ones(4, 32))
+
+
+def test_fetch_of_a_table_without_scales_takes_plain_rows():
+    table = torch.randn(6, 32).bfloat16()
+    rows = torch.tensor([[5, 0], [2, 2]])
+    got = engram.fetch(rows, engram.prepare(table), dtype=torch.float32)
+    assert torch.equal(got, table.float()[rows].view(2, -1))
+
+
+def test_prepare_of_codes_without_scales_is_refused():
+    with pytest.raises(ShapeContractError, match=r"engram\.prepare: argument 'scale'"):
+        engram.prepare(torch.zeros(4, 64, dtype=torch.float8_e4m3fn))

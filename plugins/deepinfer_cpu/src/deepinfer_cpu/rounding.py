@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from deepinfer_cpu.scalars import f32, i32
+
 E4M3_MAX = 448.0
 E2M1_MAX = 6.0
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -20,18 +22,21 @@ AMAX_FLOOR_E4M3 = 1e-4
 AMAX_FLOOR_E2M1 = 6.0 * 2.0**-126
 AMAX_FLOOR_E2M1_E4M3 = 6.0 * 2.0**-9
 
-_EXPONENT = 0x7F800000
+_EXPONENT = i32(0x7F800000)
+_MANTISSA = i32(0x007FFFFF)
+_E4M3_SMALLEST_NORMAL, _E4M3_STEP = f32(2.0**-6), f32(1.5 * 2.0**20)
+_E2M1_SMALLEST_NORMAL, _E2M1_STEP = f32(1.0), f32(1.5 * 2.0**22)
 
 
 def round_e4m3(x: Tensor) -> Tensor:
     """fp32 ``x`` with ``|x| <= 448`` rounded to the nearest E4M3 value, as fp32 (NaN stays NaN; -0 may become +0)."""
-    step = (x.view(torch.int32) & _EXPONENT).view(torch.float32).clamp_(min=2.0**-6).mul_(1.5 * 2.0**20)
+    step = (x.view(torch.int32) & _EXPONENT).view(torch.float32).clamp_(min=_E4M3_SMALLEST_NORMAL).mul_(_E4M3_STEP)
     return torch.add(x, step).sub_(step)
 
 
 def round_e2m1(x: Tensor) -> Tensor:
     """fp32 ``x`` with ``|x| <= 6`` rounded to the nearest E2M1 value, as fp32 (-0 may become +0)."""
-    step = (x.view(torch.int32) & _EXPONENT).view(torch.float32).clamp_(min=1.0).mul_(1.5 * 2.0**22)
+    step = (x.view(torch.int32) & _EXPONENT).view(torch.float32).clamp_(min=_E2M1_SMALLEST_NORMAL).mul_(_E2M1_STEP)
     return torch.add(x, step).sub_(step)
 
 
@@ -66,7 +71,7 @@ def decode_e8m0(codes: Tensor) -> Tensor:
 
 def pow2_ceil(x: Tensor) -> Tensor:
     """Smallest power of two ``>= x`` for positive normal fp32 ``x``, by its bits."""
-    return ((x.view(torch.int32) + 0x7FFFFF) & _EXPONENT).view(torch.float32)
+    return ((x.view(torch.int32) + _MANTISSA) & _EXPONENT).view(torch.float32)
 
 
 def encode_e8m0(scale: Tensor) -> Tensor:

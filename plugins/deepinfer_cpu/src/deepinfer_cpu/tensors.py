@@ -88,7 +88,13 @@ class PreparedWeight:
     name: str
     use: str
     matrix: Tensor
-    parts: tuple[int, ...] = field(default=())
+    parts: tuple[int, ...] = ()
+    slices: tuple[Tensor, ...] = field(init=False)
+    """The matrices of a stack, one by one."""
+
+    @slices.default
+    def _slices(self) -> tuple[Tensor, ...]:
+        return self.matrix.unbind(0) if self.matrix.dim() == 3 else ()
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -17,7 +17,9 @@ from torch import Tensor
 from deepinfer_cpu.caches import CacheView
 from deepinfer_cpu.contracts import shape_error
 from deepinfer_cpu.ops import cache
+from deepinfer_cpu.scalars import f32
 
+_LOWEST_MAX, _ONE = f32(-1e30), f32(1.0)
 GATHER_VALUES = 1 << 22
 """Values of gathered keys held at once; more rows are done in turns."""
 
@@ -159,11 +161,11 @@ def softmax_rows(
     if not full:
         absent = torch.from_numpy(~valid)
         keys.masked_fill_(absent.unsqueeze(-1), 0.0)  # a stale key may hold NaN, and 0 * NaN is NaN
-    scores = torch.bmm(qf, keys.transpose(1, 2)).mul_(scale)
+    scores = torch.bmm(qf, keys.transpose(1, 2)).mul_(f32(scale))
     if not full:
         scores.masked_fill_(absent.unsqueeze(1), -math.inf)
     top = scores.amax(-1, keepdim=True) if keys.shape[1] else scores.new_full((*q.shape[:2], 1), -math.inf)
-    top = top.clamp_(min=-1e30)
+    top = top.clamp_(min=_LOWEST_MAX)
     weights = scores.sub_(top).exp_()
     total = weights.sum(-1, keepdim=True)
     if round_probs:
@@ -174,4 +176,4 @@ def softmax_rows(
         lse = lse.masked_fill_(total.squeeze(-1) == 0, math.inf)
     denominator = total if sink is None else total + (sink.view(1, -1, 1) - top).exp_()
     # The largest key contributes exp(0) = 1, so only a row without keys is below 1: it divides 0.
-    return mixed.div_(denominator.clamp_(min=1.0)).to(q.dtype), lse
+    return mixed.div_(denominator.clamp_(min=_ONE)).to(q.dtype), lse

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from deepinfer_cpu import rounding
 from deepinfer_cpu.contracts import shape_error
+from deepinfer_cpu.ops.norm import inverse_rms
+from deepinfer_cpu.scalars import f32
 
 GATE_FLOOR = 1e-6
 NORM_EPS = 1e-20
@@ -15,14 +17,19 @@ NORM_EPS = 1e-20
 
 @frozen(eq=False)
 class Table:
-    """One layer's table: E4M3 codes ``[rows, d]`` and E8M0 scales ``[rows, d / 32]``, as bytes."""
+    """One layer's table: E4M3 codes ``[rows, d]`` and E8M0 scales ``[rows, d / 32]``, as bytes; or float rows alone."""
 
     codes: Tensor
-    scales: Tensor
+    scales: Tensor | None
 
 
-def prepare(weight: Tensor, scale: Tensor) -> Table:
-    """A table from checkpoint tensors, shared, not copied: FP8 ``[rows, d]`` with E8M0 ``[rows, d / 32]``."""
+def prepare(weight: Tensor, scale: Tensor | None = None) -> Table:
+    """A table from checkpoint tensors, shared, not copied: FP8 ``[rows, d]`` with E8M0 ``[rows, d / 32]``, or bf16 or
+    fp32 rows without scales."""
+    if scale is None:
+        if weight.dim() != 2 or weight.element_size() == 1:
+            raise shape_error("engram.prepare", "scale", "given with a quantised table", None)
+        return Table(weight, None)
     if weight.dim() != 2 or scale.shape != (weight.shape[0], weight.shape[1] // 32):
         raise shape_error("engram.prepare", "scale", f"[{weight.shape[0]}, {weight.shape[1] // 32}]", list(scale.shape))
     return Table(weight.view(torch.uint8), scale.view(torch.uint8))
@@ -56,6 +63,8 @@ def hash(ids: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tensor) -> T
 def fetch(rows: Tensor, table: Table, *, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """Dequantised rows side by side: ``[T, columns]`` -> ``[T, columns * d]``."""
     flat = rows.reshape(-1)
+    if table.scales is None:
+        return table.codes.index_select(0, flat).view(rows.shape[0], -1).to(dtype)
     values = rounding.decode_e4m3(table.codes.index_select(0, flat))
     scales = rounding.decode_e8m0(table.scales.index_select(0, flat))
     values = values.view(*scales.shape, -1).mul_(scales.unsqueeze(-1))
@@ -73,16 +82,15 @@ def gate(x: Tensor, kv: Tensor, params: Tensor, *, mask: Tensor | None = None) -
         raise shape_error("engram.gate", "kv", f"[{tokens}, {(c + 1) * width}]", list(kv.shape))
     xf, kvf = x.float(), kv.float()
     keys, value = kvf[:, : c * width].view(tokens, c, width), kvf[:, c * width :].unsqueeze(1)
-    rx = (xf * xf).mean(-1).add_(NORM_EPS).rsqrt_()
-    rk = (keys * keys).mean(-1).add_(NORM_EPS).rsqrt_()
-    dot = (xf * params * keys).sum(-1).mul_(rx).mul_(rk).mul_(width**-0.5)
+    dot = (xf * params).mul_(keys).sum(-1, keepdim=True)
+    dot.mul_(inverse_rms(xf, NORM_EPS)).mul_(inverse_rms(keys, NORM_EPS)).mul_(f32(width**-0.5))
     g = gate_of(dot)
     if mask is not None:
-        g = g * mask.unsqueeze(1)
-    return torch.addcmul(xf, g.unsqueeze(2), value).to(x.dtype)
+        g = g * mask.view(-1, 1, 1)
+    return torch.addcmul(xf, g, value).to(x.dtype)
 
 
 def gate_of(dot: Tensor) -> Tensor:
     """``sigmoid(sign(d) * sqrt(max(|d|, 1e-6)))``, the sign of a zero counting as a sign."""
-    root = torch.copysign(dot.abs().clamp_(min=GATE_FLOOR).sqrt_(), dot)
-    return torch.exp(-root).add_(1.0).reciprocal_()
+    root = torch.copysign(dot.abs().clamp_(min=f32(GATE_FLOOR)).sqrt_(), dot)
+    return root.neg_().exp_().add_(f32(1.0)).reciprocal_()

@@ -11,9 +11,12 @@ from torch import Tensor
 from deepinfer_cpu.contracts import shape_error
 from deepinfer_cpu.ops.gemm import operand, product
 from deepinfer_cpu.ops.quant import cast_per_token
+from deepinfer_cpu.scalars import f32
 from deepinfer_cpu.tensors import PreparedWeight, QuantTensor
 
 CAST = ("e4m3", 32, "ue8m0")
+_LINEAR_ABOVE = np.float32(20.0)
+_ONE, _TINY = f32(1.0), f32(1e-20)
 
 
 @frozen(eq=False)
@@ -40,8 +43,8 @@ def sqrt_softplus(logits: Tensor) -> Tensor:
     """``sqrt(softplus(z))`` in fp32, softplus(z) = z above 20."""
     z = logits.numpy()
     # NumPy's log1p and exp give an element the same bits wherever it stands; torch's softplus does not.
-    soft = np.log1p(np.exp(np.minimum(z, np.float32(20.0))))
-    return torch.from_numpy(np.sqrt(np.where(z > 20.0, z, soft)))
+    soft = np.log1p(np.exp(np.minimum(z, _LINEAR_ABOVE)))
+    return torch.from_numpy(np.sqrt(np.where(z > _LINEAR_ABOVE, z, soft)))
 
 
 def gate(
@@ -80,7 +83,7 @@ def gate(
         ranked = torch.where(image_rows.unsqueeze(1), scores + bias_image, ranked)
     idx = ranked.sort(dim=1, descending=True, stable=True).indices[:, :k]
     chosen = scores.gather(1, idx)
-    weight = chosen.div_(chosen.sum(1, keepdim=True).add_(1e-20)).mul_(scale)
+    weight = chosen.div_(chosen.sum(1, keepdim=True).add_(_TINY)).mul_(f32(scale))
     if mask is not None:
         off = ~mask.unsqueeze(1)
         idx, weight = idx.masked_fill(off, -1), weight.masked_fill_(off, 0.0)
@@ -105,20 +108,22 @@ def dispatch(
     values, dtype = operand(x)
     tokens, k = idx.shape
     flat = idx.numpy().reshape(-1)
-    order = np.argsort(flat, kind="stable")
-    experts = flat[order]
-    masked = int(np.searchsorted(experts, 0))
-    order, experts = order[masked:], experts[masked:]
-    cuts = np.flatnonzero(np.diff(experts, prepend=-1)).tolist()
-    bounds = [*cuts[1:], len(order)] if cuts else []
-    segments = tuple((int(experts[b]), b, e) for b, e in zip(cuts, bounds, strict=True))
+    order = flat.argsort(kind="stable")
+    masked = int(np.count_nonzero(flat < 0))
+    segments, begin = [], 0
+    for expert, count in enumerate(np.bincount(flat + 1)[1:].tolist()):
+        if count:
+            segments.append((expert, begin, begin + count))
+            begin += count
+    order = order[masked:]
     rows = np.full(tokens * k, -1, dtype=np.int64)
     rows[order] = np.arange(len(order))
-    rows = np.sort(rows.reshape(tokens, k), axis=1)  # ascending row = ascending expert id
-    pairs = torch.from_numpy(order)
+    rows = rows.reshape(tokens, k)
+    rows.sort(axis=1)  # ascending row = ascending expert id
     handle = Handle(rows=torch.from_numpy(rows), tokens=tokens, masked=masked > 0, dtype=dtype)
     chosen = values.index_select(0, torch.from_numpy(order // k))
-    return Dispatched(x=chosen, weight=weight.reshape(-1).index_select(0, pairs), segments=segments, handle=handle)
+    sorted_weight = weight.reshape(-1).index_select(0, torch.from_numpy(order))
+    return Dispatched(x=chosen, weight=sorted_weight, segments=tuple(segments), handle=handle)
 
 
 def swiglu(
@@ -136,13 +141,14 @@ def swiglu(
     """
     half = x.shape[-1] // 2
     xf = x if x.dtype == torch.float32 else x.float()
-    g, u = xf[..., :half], xf[..., half:]
+    g, u = xf.split(half, -1)
     if clamp:
-        g, u = g.clamp(max=clamp), u.clamp(-clamp, clamp)
+        limit = f32(clamp)
+        g, u = g.clamp(max=limit), u.clamp(f32(-clamp), limit)
     # Not torch's silu: its last elements in a vector take another exp, so bits would depend on the position.
-    y = g / torch.exp(-g).add_(1.0) * u
+    y = (g / g.neg().exp_().add_(_ONE)).mul_(u)
     if weight is not None:
-        y = y * weight.unsqueeze(-1)
+        y.mul_(weight.unsqueeze(-1))
     y = y.to(x.dtype if dtype is None else dtype)
     return y if cast is None else cast_per_token(y, fmt=cast[0], group=cast[1], sf=cast[2])
 
@@ -164,17 +170,27 @@ def experts(
     """
     if w1.matrix.shape[1] != d.x.shape[1] or w2.matrix.shape[1] * 2 != w1.matrix.shape[2]:
         raise shape_error("moe.experts", "w1, w2", f"[E, {d.x.shape[1]}, 2I], [E, I, H]", (w1.shape, w2.shape))
-    up = _segments(d.x, w1.matrix, d.segments)
+    up = _segments(d.x, w1, d.segments)
     if d.handle.dtype != torch.float32:
         up = up.to(d.handle.dtype)
     hidden, _ = operand(swiglu(up, clamp=clamp, weight=d.weight, cast=cast))
-    return _segments(hidden, w2.matrix, d.segments).to(d.handle.dtype)
+    return _segments(hidden, w2, d.segments).to(d.handle.dtype)
 
 
-def _segments(x: Tensor, matrix: Tensor, segments: tuple[tuple[int, int, int], ...]) -> Tensor:
-    parts = [product(x[begin:end], matrix[expert]) for expert, begin, end in segments]
+def _segments(x: Tensor, w: PreparedWeight, segments: tuple[tuple[int, int, int], ...]) -> Tensor:
+    """Each expert's rows times its matrix, in order: ``[M, in]`` -> ``[M, out]``."""
+    parts = []
+    rows = x.shape[0]
+    for expert, begin, end in segments:
+        if end - begin == 1 and rows > 1:
+            # Two rows keep the bits of a product independent of its row count (gemm.py); a neighbour is the second.
+            first = min(begin, rows - 2)
+            both = torch.mm(x.narrow(0, first, 2), w.slices[expert])
+            parts.append(both.narrow(0, begin - first, 1))
+        else:
+            parts.append(product(x.narrow(0, begin, end - begin), w.slices[expert]))
     if not parts:
-        return x.new_zeros(0, matrix.shape[2])
+        return x.new_zeros(0, w.matrix.shape[2])
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

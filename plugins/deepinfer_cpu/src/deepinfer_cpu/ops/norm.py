@@ -7,6 +7,7 @@ from torch import Tensor
 
 from deepinfer_cpu.contracts import shape_error
 from deepinfer_cpu.ops.quant import cast_per_token
+from deepinfer_cpu.scalars import f32
 from deepinfer_cpu.tensors import QuantTensor
 
 
@@ -40,7 +41,11 @@ def rms(
 def normalise(x: Tensor, w: Tensor, eps: float) -> Tensor:
     """The norm itself, in the dtype of ``x``."""
     if x.dtype == torch.float32:
-        return x * (x * x).mean(-1, keepdim=True).add_(eps).rsqrt_() * w
+        return (x * inverse_rms(x, eps)).mul_(w)
     xf = x.float()
-    rstd = (xf * xf).mean(-1, keepdim=True).add_(eps).rsqrt_()
-    return xf.mul_(rstd).mul_(w).to(x.dtype)
+    return xf.mul_(inverse_rms(xf, eps)).mul_(w).to(x.dtype)
+
+
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """``rsqrt(mean(x^2) + eps)`` of fp32 rows ``[..., d]`` -> ``[..., 1]``."""
+    return (x * x).sum(-1, keepdim=True).div_(f32(x.shape[-1])).add_(f32(eps)).rsqrt_()

@@ -9,9 +9,13 @@ from torch import Tensor
 
 from deepinfer_cpu import rounding
 from deepinfer_cpu.contracts import shape_error
+from deepinfer_cpu.scalars import f32
 from deepinfer_cpu.tensors import PreparedWeight, QuantTensor
 
 WEIGHT_BLOCK = 32
+_FLOOR_E4M3, _FLOOR_E2M1 = f32(rounding.AMAX_FLOOR_E4M3), f32(rounding.AMAX_FLOOR_E2M1)
+_FLOOR_E2M1_E4M3, _SIXTH = f32(rounding.AMAX_FLOOR_E2M1_E4M3), f32(rounding.SIXTH)
+_E4M3_MAX, _E2M1_MAX, _E2M1_MIN = f32(rounding.E4M3_MAX), f32(rounding.E2M1_MAX), f32(-rounding.E2M1_MAX)
 FORMATS = {("e4m3", "ue8m0"), ("e2m1", "ue8m0"), ("e2m1", "e4m3"), ("e4m3", "f32"), ("e2m1", "f32")}
 
 
@@ -50,19 +54,20 @@ def scale_groups(x: Tensor, fmt: str, group: int, sf: str) -> tuple[Tensor, Tens
     if width % group:
         raise shape_error("quant.cast_per_token", "x", f"a last dimension that is a multiple of {group}", width)
     xf = x if x.dtype == torch.float32 else x.float()
-    grouped = xf.reshape(*x.shape[:-1], width // group, group)
+    shape = (*x.shape[:-1], width // group, group)
+    grouped = xf.view(shape) if xf.is_contiguous() else xf.reshape(shape)
     amax = grouped.abs().amax(-1, keepdim=True)
     if sf == "ue8m0":
         if fmt == "e4m3":
-            scale = rounding.pow2_ceil(amax.clamp_(min=rounding.AMAX_FLOOR_E4M3).div_(rounding.E4M3_MAX))
+            scale = rounding.pow2_ceil(amax.clamp_(min=_FLOOR_E4M3).div_(_E4M3_MAX))
         else:
-            scale = rounding.pow2_ceil(amax.clamp_(min=rounding.AMAX_FLOOR_E2M1).div_(rounding.E2M1_MAX))
+            scale = rounding.pow2_ceil(amax.clamp_(min=_FLOOR_E2M1).div_(_E2M1_MAX))
         return grouped / scale, scale  # exact: a power of two
     if sf == "e4m3" and fmt == "e2m1":
-        amax = amax.clamp_(min=rounding.AMAX_FLOOR_E2M1_E4M3).mul_(rounding.SIXTH).clamp_(max=rounding.E4M3_MAX)
+        amax = amax.clamp_(min=_FLOOR_E2M1_E4M3).mul_(_SIXTH).clamp_(max=_E4M3_MAX)
         scale = rounding.round_e4m3(amax)
         # The stored, rounded scale divides, as a multiplication by its fp32 reciprocal: |x / s| may pass 6.
-        return (grouped * scale.reciprocal()).clamp_(-rounding.E2M1_MAX, rounding.E2M1_MAX), scale
+        return (grouped * scale.reciprocal()).clamp_(_E2M1_MIN, _E2M1_MAX), scale
     if sf == "f32":
         top = rounding.E4M3_MAX if fmt == "e4m3" else rounding.E2M1_MAX
         amax = amax.clamp_(min=rounding.AMAX_FLOOR_E4M3 if fmt == "e4m3" else rounding.AMAX_FLOOR_E2M1)

@@ -94,14 +94,15 @@ def rotary(x: Tensor, rope: tuple[Any, ...], *, out: Tensor | None = None) -> Te
         raise shape_error("transform.rotary", "rope", f"rows of {x.shape[0]} tokens", first.shape[0])
     if x.dim() == 3:
         first, second = first.unsqueeze(1), second.unsqueeze(1)
-    tail = x[..., -size:]
+    if out is None:
+        y = x.clone()
+    else:
+        y = out if out is x else out.copy_(x)
+    tail = y.narrow(-1, x.shape[-1] - size, size)
     pairs = tail.float().view(*x.shape[:-1], size // 2, 2)
     # addcmul is one fused multiply-add: fma(x0, cos, -(x1 sin)) and fma(x0, sin, x1 cos).
-    turned = torch.addcmul(pairs[..., 1:] * second, pairs[..., :1], first)
-    y = x.clone() if out is None else out
-    if out is not None and out is not x:
-        y.copy_(x)
-    y[..., -size:] = turned.view(tail.shape)
+    turned = torch.addcmul(pairs.narrow(-1, 1, 1) * second, pairs.narrow(-1, 0, 1), first)
+    tail.copy_(turned.view(tail.shape))
     return y
 
 
