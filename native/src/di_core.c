@@ -91,6 +91,7 @@ int di_core_finish(di_core *c, di_seq *s, uint8_t reason, int with_event)
     int code = di_core_release(c, s);
     if (code) return code;
     s->reason = reason;
+    s->inflight = 0;
     s->event_output = di_seq_output_len(s);
     c->count.finished[reason]++;
     sweep(c, s);

@@ -209,7 +209,8 @@ static int run_pass(di_core *c, int mode, di_scheduler_outputs *out)
     if (mode == DI_MODE_TRY_PREFILL) code = di_policy_prefill(c, step, o);
     if (mode == DI_MODE_DECODE) code = di_policy_decode(c, step, o);
     if (code) return code;
-    sweep(c, o);
+    /* An attempt that finds nothing is followed by a decode call: that one reports. */
+    if (step->n > 0 || mode != DI_MODE_TRY_PREFILL) sweep(c, o);
     publish(step, o, out);
     count_step(c, step, mode);
     if (step->n == 0) {
