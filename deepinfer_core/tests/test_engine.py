@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -197,6 +198,13 @@ def test_two_engines_in_one_process_do_not_disturb_each_other() -> None:
             collected[chunk.index] += chunk.token_ids
             two.generate([chunk.index], SamplingParams(max_tokens=1))
     assert collected == [solo_tokens(p, 30, ends=frozenset()) for p in prompts]
+
+
+def test_threads_share_one_engine() -> None:
+    prompts = [prompts_of(6, 7, seed=s) for s in range(4)]
+    with running(max_num_seqs=5) as llm, ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda batch: ids(llm.generate(batch, LONG)), prompts))
+    assert results == [[solo_tokens(p, 30, ends=frozenset()) for p in batch] for batch in prompts]
 
 
 def test_close_is_idempotent_and_a_closed_engine_says_so() -> None:

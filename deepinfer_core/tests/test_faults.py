@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import signal
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from deepinfer_core.errors import BackendError, EngineError
+from deepinfer_core.errors import BackendError, EngineError, NotSupported
 from deepinfer_core.llm import LLM
 from deepinfer_core.sampling_params import SamplingParams
 from engine_toys import (
@@ -242,6 +243,49 @@ def test_cancelled_prompt_ends_alone_at_its_place() -> None:
     assert [i for i in range(10) if done[i].finish_reason == "abort"] == [0, 7]
     for i in (1, 2, 9):
         assert list(done[i].token_ids) == solo_tokens(prompts[i], 8, ends=frozenset())
+
+
+@pytest.mark.parametrize(("error", "code"), [(NotSupported("no images"), "E_UNSUPPORTED"), (KeyError("x"), "E_ENGINE")])
+def test_prompt_that_the_model_refuses_is_an_error_at_its_place(error: Exception, code: str) -> None:
+    class Picky(ToyModel):
+        def check_prompt(self, ids: tuple[int, ...]) -> None:
+            if 7 in ids:
+                raise error
+
+    with toy_llm(parts={"model": Picky()}) as llm:
+        outputs = llm.generate([[1], [7], [2]], PARAMS)
+        check_idle(llm)
+    assert [output.finish_reason for output in outputs] == ["length", "input", "length"]
+    assert outputs[1].error is not None
+    assert outputs[1].error.code == code
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_cancels_and_faults_leave_nothing_behind(seed: int) -> None:
+    draw = random.Random(seed)
+
+    def fault(name: str, call: int, go: Callable[[], Any]) -> Any:
+        if draw.random() < 0.03:
+            raise RuntimeError("boom")
+        return go()
+
+    prompts = [prompts_of(1, draw.randrange(1, 30), seed=i)[0] for i in range(40)]
+    params = [SamplingParams(temperature=0, max_tokens=draw.randrange(1, 25), ignore_eos=True) for _ in prompts]
+    done = {}
+    with faulty_llm("forward", fault, **small_pool(18, 4), max_chunk=draw.choice([3, 8, None])) as llm:
+        with llm.stream(prompts, params) as stream:
+            for chunk in stream:
+                if draw.random() < 0.05:
+                    stream.cancel(draw.randrange(40))
+                if chunk.output is not None:
+                    done[chunk.index] = chunk.output
+        check_idle(llm)
+    assert sorted(done) == list(range(40))
+    assert {output.finish_reason for output in done.values()} <= {"length", "abort", "engine"}
+    for index, output in done.items():
+        want = solo_tokens(prompts[index], params[index].max_tokens, ends=frozenset())
+        assert list(output.token_ids) == want[: len(output.token_ids)]
+        assert (output.finish_reason != "length") or len(output.token_ids) == len(want)
 
 
 def test_observer_that_fails_is_dropped_and_changes_nothing() -> None:

@@ -120,6 +120,7 @@ class LLM:
             window=WINDOW_FACTOR * built.plan.max_num_seqs,
             seed=self.config.seed if self.config.origin("seed") != "default" else None,
             streaming=streaming,
+            check_prompt=getattr(self.assembly.model, "check_prompt", None),
         )
 
     def get_tokenizer(self) -> Tokenizer:

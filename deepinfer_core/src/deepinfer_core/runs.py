@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from deepinfer_core.detokenizer import Detokenizer, incomplete_tail
 from deepinfer_core.engine import Engine
-from deepinfer_core.errors import DeepInferError, InvalidParameter, InvalidPrompt
+from deepinfer_core.errors import DeepInferError, EngineError, InvalidParameter, InvalidPrompt
 from deepinfer_core.interrupts import HeldInterrupt
 from deepinfer_core.outputs import StreamChunk
 from deepinfer_core.prompts import PromptInput, encode_prompt
 from deepinfer_core.requests import Request
-from deepinfer_core.sampling_params import SEED_MASK
+from deepinfer_core.sampling_params import SEED_MASK, SamplingParams
 from deepinfer_core.tokenizer import Tokenizer
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -50,8 +50,12 @@ class Run:
         window: int,
         seed: int | None,
         streaming: bool,
+        check_prompt: Callable[[Sequence[int]], object] | None = None,
     ) -> None:
-        """``seed``: base of the seeds of requests that bring none; None draws random ones."""
+        """``seed``: base of the seeds of requests that bring none; None draws random ones.
+
+        ``check_prompt``: the model's own check of prompt ids; it raises for what the model cannot read.
+        """
         self._engine = engine
         self._tokenizer = tokenizer
         self._inputs: Iterator[PromptInput] | None = inputs
@@ -60,6 +64,7 @@ class Run:
         self._window = window
         self._seed = seed
         self._streaming = streaming
+        self._check_prompt = check_prompt
         self._inbox: deque[Request] = deque()
         self._live: dict[int, Request] = {}
         self._cancelled: set[int] = set()
@@ -124,10 +129,7 @@ class Run:
         error = item.error
         if error is None and item.prompt is not None and index not in self._cancelled:
             try:
-                item.params.check_vocabulary(self._vocab_size)
-                ids = encode_prompt(
-                    item.prompt, self._tokenizer, vocab_size=self._vocab_size, max_model_len=self._max_model_len
-                )
+                ids = self._checked_ids(item.prompt, item.params)
             except DeepInferError as err:
                 error = err
         request = self._request(index, item, ids)
@@ -145,6 +147,22 @@ class Run:
                 request.finish("input", error=err)
         if request.finished:
             self._inbox.append(request)
+
+    def _checked_ids(self, prompt: str | tuple[object, ...], params: SamplingParams) -> tuple[int, ...]:
+        params.check_vocabulary(self._vocab_size)
+        ids = encode_prompt(prompt, self._tokenizer, vocab_size=self._vocab_size, max_model_len=self._max_model_len)
+        if self._check_prompt is not None:
+            try:
+                self._check_prompt(ids)
+            except DeepInferError:
+                raise
+            except Exception as err:  # the plugin boundary: only this prompt fails
+                raise EngineError(
+                    "model.check_prompt failed",
+                    reason=f"{type(err).__name__}: {err}",
+                    details={"op": "model.check_prompt"},
+                ) from err
+        return ids
 
     def _request(self, index: int, item: PromptInput, ids: tuple[int, ...]) -> Request:
         params = item.params
