@@ -1,0 +1,50 @@
+"""The command as an operator runs it: its own process, its memory, its imports."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+MEBIBYTE = 1024 * 1024
+
+MEASURE = """
+import json, resource, sys
+from deepinfer_core.cli import main
+status = main(sys.argv[1:])
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps({"status": status, "peak": peak, "modules": sorted(sys.modules)}), file=sys.stderr)
+"""
+
+
+def measured(*arguments: str) -> tuple[str, str, dict[str, object]]:
+    """Standard output, standard error, and what the process says of itself."""
+    done = subprocess.run(
+        [sys.executable, *["-O"] * sys.flags.optimize, "-c", MEASURE, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    *lines, last = done.stderr.splitlines()
+    return done.stdout, "\n".join(lines), json.loads(last)
+
+
+def test_generate_shipped_checkpoint_stays_under_one_gibibyte() -> None:
+    out, err, facts = measured("generate", "--max-tokens", "24", "--seed", "5", "import os", "def main(", "class A:")
+    assert (facts["status"], err) == (0, "backend: cpu (auto: no accelerator present)")
+    assert out.strip()
+    assert facts["peak"] < 1024 * MEBIBYTE
+
+
+def test_help_and_plugins_import_no_torch_and_no_plugin() -> None:
+    for arguments in (["--help"], ["plugins"], ["--version"]):
+        _, _, facts = measured(*arguments)
+        assert facts["status"] == 0
+        heavy = {"torch", "safetensors", "tokenizers", "deepinfer_cpu", "deepinfer_v41", "deepinfer_samplers"}
+        assert heavy.isdisjoint(facts["modules"])  # type: ignore[call-overload]
+
+
+def test_generate_same_seed_gives_the_same_text_in_another_process() -> None:
+    arguments = ("generate", "--max-tokens", "16", "--seed", "11", "import os")
+    assert measured(*arguments)[0] == measured(*arguments)[0]
