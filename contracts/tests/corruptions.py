@@ -64,15 +64,16 @@ def _forms(array: np.ndarray[Any, Any]) -> Iterator[tuple[str, Any]]:
 
 def field_corruptions(make: Callable[[], Any], field: str) -> Iterator[tuple[str, Any]]:
     """(label, record) with exactly one field damaged."""
-    most = 255 if dict(CONTRACTS[make().CONTRACT].fields)[field].startswith("u8") else 1 << 30
+    dtype = dict(CONTRACTS[make().CONTRACT].fields)[field]
+    least, most = -1 if dtype[0] in "if" else 0, 255 if dtype.startswith("u8") else 1 << 30
     for n, (label, value, _) in enumerate(list(_slots(make(), field))):
         if value is None or isinstance(value, np.ndarray):
             changed: Iterator[tuple[str, Any]] = iter(())
             if value is not None:
                 changed = iter([*_forms(value), *_elements(value)])
         else:
-            numbers = [value + 1, value - 1, value + 1000, 0, 1, 2] if isinstance(value, (int, float)) else []
-            changed = iter([(f"= {v}", v) for v in numbers if 0 <= v <= most])
+            near = [value - 1, value + 1, value + 1000, -1, 0, 1, 2, 3] if isinstance(value, (int, float)) else []
+            changed = iter([(f"= {v}", v) for v in near if least <= v <= most])
         for what, new in changed:
             record = make()
             list(_slots(record, field))[n][2](new)

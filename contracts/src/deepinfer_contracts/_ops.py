@@ -214,7 +214,7 @@ OPS: Mapping[str, Op] = {
         tolerance='C(1e-4)',
         doc='final collapse of the streams'),
     'engram.prepare': Op(id='engram.prepare', required=False, group='engram', default='cpu',
-        signature='(weight, scale)',
+        signature='(weight, scale=None)',
         tolerance='B',
         doc='a table from checkpoint tensors; load time'),
     'engram.prepare_gate': Op(id='engram.prepare_gate', required=False, group='engram', default='cpu',
