@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+
 from deepinfer_core.errors import ShapeContractError
 from deepinfer_core.types import CacheLayer, CacheSpec
 from deepinfer_cpu.ops import attention, cache

@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 import pytest
 import torch
+
 from deepinfer_core.errors import ConfigError, ShapeContractError
 from deepinfer_core.interfaces import Backend
 from deepinfer_core.types import HostInfo

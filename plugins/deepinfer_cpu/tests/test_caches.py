@@ -4,6 +4,7 @@ import cpu_scalar
 import numpy as np
 import pytest
 import torch
+
 from deepinfer_core.errors import CapacityError, ShapeContractError, UnsupportedFormat
 from deepinfer_core.types import CacheLayer, CacheSpec
 from deepinfer_cpu import caches as layouts

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+
 from deepinfer_core.errors import ShapeContractError
 from deepinfer_cpu.ops import compress
 

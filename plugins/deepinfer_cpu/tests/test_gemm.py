@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from deepinfer_core.errors import ShapeContractError
 from deepinfer_cpu.ops import gemm, quant
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from deepinfer_core.errors import ShapeContractError
 from deepinfer_core.types import CacheLayer, CacheSpec
 from deepinfer_cpu.ops import cache, indexer, quant

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from deepinfer_core.errors import ShapeContractError, UnsupportedFeature
 from deepinfer_cpu.ops import moe, quant
 

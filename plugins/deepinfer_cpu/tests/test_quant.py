@@ -3,6 +3,7 @@
 import cpu_scalar
 import pytest
 import torch
+
 from deepinfer_core.errors import ShapeContractError
 from deepinfer_cpu.ops import quant
 

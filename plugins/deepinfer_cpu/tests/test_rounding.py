@@ -6,6 +6,7 @@ import cpu_scalar
 import numpy as np
 import pytest
 import torch
+
 from deepinfer_cpu import rounding
 
 EDGES = [

@@ -5,6 +5,7 @@ Not claimed as the capability ``batch_invariant``: that holds for these sizes, m
 
 import pytest
 import torch
+
 from deepinfer_core.types import CacheLayer, CacheSpec
 
 T, HIDDEN, HEADS, DIM = 37, 256, 8, 64

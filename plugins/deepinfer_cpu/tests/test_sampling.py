@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+
 from deepinfer_core.errors import ShapeContractError
 from deepinfer_cpu.ops import sampling
 

@@ -11,9 +11,9 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
-from deepinfer_core.types import CacheSpec, Capabilities
 from torch import Tensor
 
+from deepinfer_core.types import CacheSpec, Capabilities
 from deepinfer_cpu import formats
 from deepinfer_cpu.caches import ARENA_OF_POOL, CpuCaches, layout_of
 from deepinfer_cpu.contracts import shape_error

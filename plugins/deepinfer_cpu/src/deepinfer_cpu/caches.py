@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from attrs import define, field, frozen
-from deepinfer_core.errors import CapacityError
-from deepinfer_core.types import CacheLayer, CacheSpec
 from torch import Tensor
 
+from deepinfer_core.errors import CapacityError
+from deepinfer_core.types import CacheLayer, CacheSpec
 from deepinfer_cpu.contracts import shape_error
 from deepinfer_cpu.formats import CacheFormat, lookup
 
@@ -170,14 +170,14 @@ class CpuCaches:
         stride = self._layouts[arena].stride
         layer = place.layer
         if spec.pool == "state":
-            shape = (self._units[arena], layer.entries, 2, layer.width)
-            strides = (stride // 4, 2 * layer.width, layer.width, 1)
-            tensor = self._arenas[arena].view(torch.float32).as_strided(shape, strides, place.offset // 4)
+            state = (self._units[arena], layer.entries, 2, layer.width)
+            steps = (stride // 4, 2 * layer.width, layer.width, 1)
+            tensor = self._arenas[arena].view(torch.float32).as_strided(state, steps, place.offset // 4)
             return CacheView(tensor, "f32", layer.entries, stride, layer.width)
         layout = lookup(layer.format)
         size = layout.entry_bytes(layer.width)
-        shape = (self._units[arena], layer.entries, size)
-        strides = (stride, size, 1)
+        shape: tuple[int, ...] = (self._units[arena], layer.entries, size)
+        strides: tuple[int, ...] = (stride, size, 1)
         if layout.split_page:
             shape, strides = (self._units[arena], layer.entries * size), (stride, 1)
         tensor = self._arenas[arena].as_strided(shape, strides, place.offset)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from attrs import frozen
+
 from deepinfer_core.errors import UnsupportedFormat
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from deepinfer_core.types import HostInfo, ProbeReport
-
 from deepinfer_core import hookimpl
+from deepinfer_core.types import HostInfo, ProbeReport
 
 
 @hookimpl

@@ -31,10 +31,9 @@ class QuantTensor:
     fmt: str
     group: int
     sf_kind: str
-    _scaled: Tensor | None = None
-    _scale: Tensor | None = None
-    _data: Tensor | None = None
-    _sf: Tensor | None = None
+    _parts: tuple[Tensor, Tensor]
+    """(values over their scales, scales), as ``quant.scale_groups`` makes them; once encoded, (data, sf)."""
+    _encoded: bool = False
     sf_layout: str = "row"
 
     @property
@@ -44,16 +43,20 @@ class QuantTensor:
     @property
     def data(self) -> Tensor:
         """uint8 codes ``[..., K]`` (e4m3) or ``[..., K / 2]`` (e2m1)."""
-        if self._data is None:
-            self._data = ENCODE_DATA[self.fmt](self._scaled.reshape(self.values.shape))
-        return self._data
+        return self._codes()[0]
 
     @property
     def sf(self) -> Tensor:
         """Scales ``[..., K / group]``: uint8 codes (ue8m0, e4m3) or fp32."""
-        if self._sf is None:
-            self._sf = encode_scale(self._scale.squeeze(-1), self.sf_kind)
-        return self._sf
+        return self._codes()[1]
+
+    def _codes(self) -> tuple[Tensor, Tensor]:
+        if not self._encoded:
+            scaled, scale = self._parts
+            data = ENCODE_DATA[self.fmt](scaled.reshape(self.values.shape))
+            self._parts = (data, encode_scale(scale.squeeze(-1), self.sf_kind))
+            self._encoded = True
+        return self._parts
 
     @classmethod
     def of_codes(cls, data: Tensor, sf: Tensor, *, fmt: str, group: int, sf_kind: str) -> QuantTensor:
@@ -61,7 +64,7 @@ class QuantTensor:
         values = DECODE_DATA[fmt](data)
         scale = decode_scale(sf, sf_kind)
         values = (values.view(*values.shape[:-1], -1, group) * scale.unsqueeze(-1)).view(values.shape)
-        return cls(values=values, fmt=fmt, group=group, sf_kind=sf_kind, data=data, sf=sf)
+        return cls(values=values, fmt=fmt, group=group, sf_kind=sf_kind, parts=(data, sf), encoded=True)
 
 
 def decode_scale(sf: Tensor, sf_kind: str) -> Tensor:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from attrs import frozen
 from torch import Tensor
@@ -18,6 +19,8 @@ from deepinfer_cpu.caches import CacheView
 from deepinfer_cpu.contracts import shape_error
 from deepinfer_cpu.ops import cache
 from deepinfer_cpu.scalars import f32
+
+Mask = npt.NDArray[np.bool_]
 
 _LOWEST_MAX, _ONE = f32(-1e30), f32(1.0)
 GATHER_VALUES = 1 << 22
@@ -131,7 +134,7 @@ def _check(op: str, q: Tensor, indices: Tensor) -> None:
         raise shape_error(op, "indices", f"[{q.shape[0]}, k]", list(indices.shape))
 
 
-def _gather(sources: list[tuple[CacheView, cache.Slots, Tensor | None]], rows: slice) -> tuple[Tensor, cache.Slots]:
+def _gather(sources: list[tuple[CacheView, cache.Slots, Tensor | None]], rows: slice) -> tuple[Tensor, Mask]:
     """Keys fp32 ``[T, k, D]`` of all sources side by side, and which are valid ``[T, k]``."""
     keys, masks = [], []
     for view, where, lengths in sources:
@@ -150,7 +153,7 @@ def _gather(sources: list[tuple[CacheView, cache.Slots, Tensor | None]], rows: s
 def softmax_rows(
     q: Tensor,
     keys: Tensor,
-    valid: cache.Slots,
+    valid: Mask,
     scale: float,
     sink: Tensor | None,
     round_probs: bool,

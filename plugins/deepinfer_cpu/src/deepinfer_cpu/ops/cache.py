@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
-from deepinfer_core.types import CacheSpec
 from torch import Tensor
 
+from deepinfer_core.types import CacheSpec
 from deepinfer_cpu.caches import CacheView, CpuCaches
 from deepinfer_cpu.contracts import shape_error
 from deepinfer_cpu.formats import CacheFormat
@@ -29,14 +29,15 @@ def view(caches: CpuCaches, name: str, layer: int) -> CacheView:
     return caches.view(name, layer)
 
 
-def encode(kv: Tensor, layout: CacheFormat) -> tuple[Tensor, Tensor | None, Tensor]:
-    """``kv`` ``[n, d]`` -> data bytes ``[n, *]``, scale bytes ``[n, *]`` or None, and fp32 scales ``[n, groups, 1]``.
+def encode(kv: Tensor, layout: CacheFormat) -> tuple[Tensor, Tensor, Tensor]:
+    """``kv`` ``[n, d]`` -> data bytes ``[n, *]``, scale bytes ``[n, *]``, and fp32 scales ``[n, groups, 1]``.
 
-    Raw formats have no scales; the third result is then the values as stored.
+    Raw formats have no scales (``[n, 0]``); the third result is then the values as stored.
     """
     if layout.dtype is not None:
         raw = kv.to(layout.dtype).contiguous()
-        return raw.view(torch.uint8), None, raw
+        data = raw.view(torch.uint8)
+        return data, data[:, :0], raw
     scaled, scale = scale_groups(kv, layout.fmt, layout.group_of(kv.shape[-1]), layout.sf_kind)
     data = ENCODE_DATA[layout.fmt](scaled.view(kv.shape))
     return data, encode_scale(scale.view(kv.shape[0], -1), layout.sf_kind).view(torch.uint8), scale
@@ -63,7 +64,7 @@ def store(kv: Tensor, view: CacheView, slots: Tensor, *, want_values: bool = Fal
         where = where[kept]
         if want_values and kept.size:
             chosen = torch.from_numpy(kept)
-            data, scale = data[chosen], scale[chosen] if scale is not None else None
+            data, scale = data[chosen], scale[chosen]
     if where.size:
         _write(view, where, data, scale)
     return values
@@ -77,14 +78,14 @@ def _values(view: CacheView, data: Tensor, factor: Tensor) -> Tensor:
     return values.view(data.shape[0], factor.shape[1], -1).mul_(factor).view(-1, view.width)
 
 
-def _write(view: CacheView, where: Slots, data: Tensor, scale: Tensor | None) -> None:
+def _write(view: CacheView, where: Slots, data: Tensor, scale: Tensor) -> None:
     if view.layout.split_page:
         unit, entry = _unit_entry(where, view.page)
         pages, scales = view.split()
         pages[unit, entry] = data
         scales[unit, entry] = scale
         return
-    entries = data if scale is None else torch.cat([data, scale], dim=1)
+    entries = torch.cat([data, scale], dim=1) if scale.shape[1] else data
     rows, step = view.rows()
     if step:
         rows.index_copy_(0, _row_index(where, view.page, step), entries)
@@ -105,7 +106,7 @@ def _unit_entry(where: Slots, page: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(unit), torch.from_numpy(entry)
 
 
-def read(view: CacheView, where: Slots) -> tuple[Tensor, Tensor | None]:
+def read(view: CacheView, where: Slots) -> tuple[Tensor, Tensor]:
     """Data and scale bytes of entries at ``where`` (no -1) ``[n]``."""
     if view.layout.split_page:
         unit, entry = _unit_entry(where, view.page)
@@ -118,10 +119,10 @@ def read(view: CacheView, where: Slots) -> tuple[Tensor, Tensor | None]:
         unit, entry = _unit_entry(where, view.page)
         found = rows[unit, entry]
     data = view.layout.data_bytes(view.width)
-    return found[:, :data], found[:, data:] if view.layout.sf_kind else None
+    return found[:, :data], found[:, data:]
 
 
-def decode(view: CacheView, data: Tensor, scale: Tensor | None) -> Tensor:
+def decode(view: CacheView, data: Tensor, scale: Tensor) -> Tensor:
     """Entries' bytes -> fp32 ``[n, width]``."""
     layout = view.layout
     if layout.dtype is not None:

@@ -65,7 +65,7 @@ def _spans(query: Tensor, w: Tensor, keys: Tensor, ks: cache.Slots, ke: cache.Sl
     width = int(lengths.max(initial=0)) if max_k is None else max_k
     scores = torch.full((query.shape[0], width), -math.inf)
     # Rows with a common first key form one product; in a prefill batch these are the rows of a sequence.
-    cuts = np.flatnonzero(np.diff(ks, prepend=ks[:1] - 1, append=ks[-1:] - 1)) if ks.size else []
+    cuts = np.flatnonzero(np.diff(ks, prepend=ks[:1] - 1, append=ks[-1:] - 1)).tolist() if ks.size else []
     columns = torch.arange(width)
     for begin, end in pairwise(cuts):
         longest = int(lengths[begin:end].max())

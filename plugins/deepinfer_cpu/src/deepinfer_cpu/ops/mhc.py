@@ -133,7 +133,7 @@ def sinkhorn(logits: F64, iters: int, eps: float) -> F64:
 def _sum_first(b: F64, out: F64) -> None:
     """Sum over sources. Of one token NumPy would sum in another order, so that case adds one by one."""
     if b.shape[2] > 1:
-        np.add.reduce(b, 0, None, out)
+        np.add.reduce(b, 0, out=out)
         return
     np.copyto(out, b[0])
     for row in b[1:]:
@@ -143,7 +143,7 @@ def _sum_first(b: F64, out: F64) -> None:
 def _sum_second(b: F64, out: F64) -> None:
     """Sum over destinations."""
     if b.shape[2] > 1:
-        np.add.reduce(b, 1, None, out)
+        np.add.reduce(b, 1, out=out)
         return
     np.copyto(out, b[:, 0])
     for column in range(1, b.shape[1]):

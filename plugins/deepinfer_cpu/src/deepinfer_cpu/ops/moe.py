@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 from attrs import frozen
-from deepinfer_core.errors import UnsupportedFeature
 from torch import Tensor
 
+from deepinfer_core.errors import UnsupportedFeature
 from deepinfer_cpu.contracts import shape_error
 from deepinfer_cpu.ops.gemm import operand, product
 from deepinfer_cpu.ops.quant import cast_per_token
@@ -116,9 +116,8 @@ def dispatch(
             segments.append((expert, begin, begin + count))
             begin += count
     order = order[masked:]
-    rows = np.full(tokens * k, -1, dtype=np.int64)
-    rows[order] = np.arange(len(order))
-    rows = rows.reshape(tokens, k)
+    rows = np.full((tokens, k), -1, dtype=np.int64)
+    rows.reshape(-1)[order] = np.arange(len(order))
     rows.sort(axis=1)  # ascending row = ascending expert id
     handle = Handle(rows=torch.from_numpy(rows), tokens=tokens, masked=masked > 0, dtype=dtype)
     chosen = values.index_select(0, torch.from_numpy(order // k))
@@ -141,7 +140,7 @@ def swiglu(
     """
     half = x.shape[-1] // 2
     xf = x if x.dtype == torch.float32 else x.float()
-    g, u = xf.split(half, -1)
+    g, u = torch.split(xf, half, -1)
     if clamp:
         limit = f32(clamp)
         g, u = g.clamp(max=limit), u.clamp(f32(-clamp), limit)

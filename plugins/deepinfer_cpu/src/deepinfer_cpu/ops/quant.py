@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -11,6 +12,10 @@ from deepinfer_cpu import rounding
 from deepinfer_cpu.contracts import shape_error
 from deepinfer_cpu.scalars import f32
 from deepinfer_cpu.tensors import PreparedWeight, QuantTensor
+
+Weights = Tensor | Sequence[Tensor]
+"""One weight, or several whose outputs are joined."""
+Scales = Tensor | Sequence[Tensor | None] | None
 
 WEIGHT_BLOCK = 32
 _FLOOR_E4M3, _FLOOR_E2M1 = f32(rounding.AMAX_FLOOR_E4M3), f32(rounding.AMAX_FLOOR_E2M1)
@@ -39,7 +44,7 @@ def cast_per_token(
     scaled, scale = scale_groups(x, fmt, group, sf)
     rounded = rounding.round_e4m3(scaled) if fmt == "e4m3" else rounding.round_e2m1(scaled)
     values = rounded.mul_(scale).view(x.shape)
-    result = QuantTensor(values=values, fmt=fmt, group=group, sf_kind=sf, scaled=scaled, scale=scale)
+    result = QuantTensor(values=values, fmt=fmt, group=group, sf_kind=sf, parts=(scaled, scale))
     if out is not None:
         out.values.copy_(values)
         out.data.copy_(result.data)
@@ -115,8 +120,8 @@ def _check_scale_grid(name: str, codes: Tensor, expected: tuple[int, int]) -> No
 
 def prepare_weight(
     name: str,
-    w: Tensor | Sequence[Tensor] | Sequence[Sequence[Tensor]],
-    sf: Tensor | Sequence[Tensor | None] | Sequence[Sequence[Tensor | None]] | None = None,
+    w: Weights | Sequence[Weights],
+    sf: Scales | Sequence[Scales] = None,
     *,
     use: str = "dense",
 ) -> PreparedWeight:
@@ -131,9 +136,9 @@ def prepare_weight(
     """
     if use == "experts":
         scales = [None] * len(w) if sf is None else sf
-        stack = [_concatenate(f"{name}[{i}]", item, scales[i])[0] for i, item in enumerate(w)]
+        stack = [_concatenate(f"{name}[{i}]", cast(Weights, item), scales[i])[0] for i, item in enumerate(w)]
         return PreparedWeight(name=name, use=use, matrix=torch.stack([m.t() for m in stack]).contiguous())
-    full, parts = _concatenate(name, w, sf)
+    full, parts = _concatenate(name, cast(Weights, w), cast(Scales, sf))
     if use == "dense":
         return PreparedWeight(name=name, use=use, matrix=full.t().contiguous(), parts=parts)
     if use.startswith("heads:"):
@@ -145,11 +150,9 @@ def prepare_weight(
     raise shape_error("quant.prepare_weight", "use", "dense, experts or heads:G", use)
 
 
-def _concatenate(
-    name: str, w: Tensor | Sequence[Tensor], sf: Tensor | Sequence[Tensor | None] | None
-) -> tuple[Tensor, tuple[int, ...]]:
+def _concatenate(name: str, w: Weights, sf: Scales) -> tuple[Tensor, tuple[int, ...]]:
     if isinstance(w, Tensor):
-        full = dequantize_weight(name, w, sf)
+        full = dequantize_weight(name, w, cast("Tensor | None", sf))
         return full, (full.shape[0],)
     scales = [None] * len(w) if sf is None else sf
     pieces = [dequantize_weight(name, item, scale) for item, scale in zip(w, scales, strict=True)]

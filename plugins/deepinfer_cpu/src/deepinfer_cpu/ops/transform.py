@@ -163,7 +163,7 @@ def fused(
     if store is not None:
         stored = cache.store(y, store[0], store[1], want_values=copy_stage == "cast_back")
         result = None
-        if copy_stage == "cast_back":
+        if stored is not None:
             copy = stored.to(x.dtype)
     elif cast is not None:
         result = cast_per_token(y, fmt=cast[0], group=cast[1], sf=cast[2])
