@@ -1,4 +1,4 @@
-"""Build of the C core: the only place that calls ``ffi.set_source``. Run by setuptools (``setup.py``, ``cffi_modules``).
+"""Build of the C core: the only place that calls ``ffi.set_source``. Run by setuptools (``cffi_modules``).
 
 cffi reads two texts: the generated ``cdef.txt`` (records and enums) and ``include/di_core_decl.h``, which holds no
 preprocessor lines, so the compiler and cffi see the same declarations.

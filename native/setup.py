@@ -1,4 +1,4 @@
-"""setuptools needs this file for ``cffi_modules`` and for the stable-ABI tag of the wheel; the rest is in pyproject.toml."""
+"""setuptools needs this file for ``cffi_modules`` and the stable-ABI tag; the rest is in pyproject.toml."""
 
 from setuptools import setup
 

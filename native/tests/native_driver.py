@@ -1,8 +1,9 @@
 """A fake device and a follower of event streams, written plainly: what the core is compared with.
 
-The fake model's next token is a function of all tokens before it, so a wrong history, position or order shows as a wrong
-token. The device keeps, for every launched step, the units that the step uses, and refuses a unit that changes hands while
-such a step is not done. Helpers raise AssertionError; they do not use ``assert``, so that ``python -O`` changes nothing.
+The fake model's next token is a function of all tokens before it, so a wrong history, position or order shows as a
+wrong token. The device keeps, for every launched step, the units that the step uses, and refuses a unit that changes
+hands while such a step is not done. Helpers raise AssertionError and do not use ``assert``: ``python -O`` changes
+nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import zlib
 from dataclasses import dataclass, field
 
 import numpy as np
+
 from deepinfer_contracts import EventFlags, EventKind, FinishReason, SamplerOutput, StepKind, StepMode
 from deepinfer_native import Core, CoreConfig
 

@@ -1,8 +1,9 @@
 """Abort in every phase of spec/engine.md 4.4: what happens now, and when the units come back."""
 
 import pytest
-from deepinfer_contracts import AbortStatus, FinishReason, StepMode
 from native_driver import Driver, small_config
+
+from deepinfer_contracts import AbortStatus, FinishReason, StepMode
 
 
 def abort(driver, request):

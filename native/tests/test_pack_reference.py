@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from native_driver import VOCAB, Driver, require, small_config
+
 from deepinfer_contracts import StepKind
 from deepinfer_native.reference_pack import Geometry, Row, pack_decode, pack_prefill
-from native_driver import VOCAB, Driver, require, small_config
 
 SENTINELS = (11, 12)
 

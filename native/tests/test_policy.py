@@ -1,8 +1,9 @@
 """Admission order, step kinds, pressure and the bounds of spec/engine.md 2.7."""
 
 import pytest
-from deepinfer_contracts import FinishReason, StepFlags, StepKind, StepMode
 from native_driver import Driver, small_config
+
+from deepinfer_contracts import FinishReason, StepFlags, StepKind, StepMode
 
 
 def first_steps(driver):
@@ -76,7 +77,9 @@ def test_request_does_not_wait_when_nothing_runs():
 
 
 def test_burst_limit_lets_running_requests_decode():
-    driver = Driver(small_config(max_prefill_burst=2, max_chunk=4, max_num_seqs=8, num_swa_slots=12, num_state_slots=12))
+    driver = Driver(
+        small_config(max_prefill_burst=2, max_chunk=4, max_num_seqs=8, num_swa_slots=12, num_state_slots=12)
+    )
     driver.submit([1, 2], max_tokens=60, stop=())
     for _ in range(4):
         driver.submit([3] * 12, max_tokens=30, stop=())

@@ -3,9 +3,10 @@
 import random
 
 import pytest
+from native_driver import STOPS, VOCAB, Driver, expected_output, require, small_config
+
 from deepinfer_contracts import AbortStatus, FinishReason, StepKind, StepMode
 from deepinfer_native.errors import NotFoundError, OrderError
-from native_driver import STOPS, VOCAB, Driver, expected_output, require, small_config
 
 COMMANDS = {"submit": 4, "schedule": 12, "commit": 11, "done": 12, "abort": 0.2, "finish": 0.4, "poll": 1}
 
@@ -103,9 +104,7 @@ class Storm:
         for r in self.driver.follower.requests.values():
             require(r.reason != FinishReason.NONE, "no terminal event for", r.uid)
             tokens, reason = expected_output(r, self.driver.config.max_model_len)
-            if r.uid in self.disturbed:
-                require(r.output == tokens[: len(r.output)], "tokens of", r.uid)
-            elif r.reason == FinishReason.TOO_LONG:
+            if r.uid in self.disturbed or r.reason == FinishReason.TOO_LONG:
                 require(r.output == tokens[: len(r.output)], "tokens of", r.uid)
             else:
                 require((r.output, r.reason) == (tokens, reason), "run of", r.uid, r.reason, reason)
@@ -151,9 +150,7 @@ def test_model_of_the_device_catches_a_unit_that_changes_hands():
     storm = Storm(0, num_blocks=20, depth=2, stream_ordered_reuse=True)
     storm.driver.device.strict = True
     with pytest.raises(AssertionError, match="changed hands"):
-        for seed in range(5):
-            storm.rng.seed(seed)
-            storm.run(2000)
+        storm.run(6000)
 
 
 def test_kinds_are_never_mixed():

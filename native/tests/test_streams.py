@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from native_driver import EOS, VOCAB, Driver, small_config
+
 from deepinfer_contracts import FinishReason, StepKind
-from native_driver import EOS, VOCAB, Driver, expected_output, small_config
 
 
 def submit_many(driver, count=9, seed=0, longest=40, max_tokens=20):

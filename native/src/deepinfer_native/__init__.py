@@ -4,7 +4,6 @@ Importing it loads the compiled library and refuses one that was built from othe
 """
 
 from deepinfer_contracts import StepMode
-
 from deepinfer_native.config import CoreConfig
 from deepinfer_native.core import Core
 from deepinfer_native.errors import NativeError, StaleBatchError

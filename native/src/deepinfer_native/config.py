@@ -7,9 +7,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 from attrs import field, fields, frozen
-from deepinfer_contracts import EngineType, Level, Limits
 
-from deepinfer_native.errors import ConfigurationError
+from deepinfer_contracts import EngineType, Level, Limits
 from deepinfer_native.library import check, ffi, lib
 
 INPUTS = ("InputMetadata", "InputMetadataV41")
@@ -31,8 +30,8 @@ class CoreConfig:
 
     Units: ``num_blocks`` blocks of ``block_size`` tokens, the null block included; ``num_swa_slots`` and
     ``num_state_slots`` slots with the null slot, 0 = the pool is off; ``max_chunk``, ``prefill_sum_k_limit`` and
-    ``swa_ring`` tokens, 0 = derived; ``prefill_interval_*`` decode steps; ``ngram_table`` int32 ``[size]``, compressed id
-    of each token id, negative for an image sentinel; ``ngram_pad`` a compressed id.
+    ``swa_ring`` tokens, 0 = derived; ``prefill_interval_*`` decode steps; ``ngram_table`` int32 ``[size]``, compressed
+    id of each token id, negative for an image sentinel; ``ngram_pad`` a compressed id.
     """
 
     num_blocks: int
@@ -88,7 +87,8 @@ class CoreConfig:
     @property
     def max_blocks(self) -> int:
         """Width of a block-table row."""
-        return -(-(-(-self.max_pos // self.block_size)) // TABLE_ALIGN) * TABLE_ALIGN
+        used = (self.max_pos + self.block_size - 1) // self.block_size
+        return (used + TABLE_ALIGN - 1) // TABLE_ALIGN * TABLE_ALIGN
 
     @property
     def prompt_limit(self) -> int:
@@ -166,6 +166,3 @@ def derive(config: CoreConfig) -> Any:
     derived = ffi.new("di_derived *")
     check(lib.di_config_check(out, derived))
     return derived
-
-
-__all__ = ["INPUTS", "ROW_ORDERS", "ConfigurationError", "CoreConfig", "derive", "to_c"]

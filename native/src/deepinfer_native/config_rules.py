@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from deepinfer_contracts import EngineType, Level
-
 from deepinfer_native.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -95,7 +94,9 @@ def _check_relations(c: CoreConfig) -> None:
     if tokens < rows:
         raise _outside("max_num_batched_tokens", tokens, f">= max_num_seqs * (num_draft + 1) = {rows}")
     if not c.chunked_prefill and tokens < c.max_model_len:
-        raise _outside("max_num_batched_tokens", tokens, f">= max_model_len without chunked_prefill = {c.max_model_len}")
+        raise _outside(
+            "max_num_batched_tokens", tokens, f">= max_model_len without chunked_prefill = {c.max_model_len}"
+        )
     max_chunk = c.max_chunk or tokens
     if max_chunk < c.min_chunk:
         raise _outside("max_chunk", max_chunk, f">= min_chunk = {c.min_chunk}")

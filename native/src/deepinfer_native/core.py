@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from attrs import frozen
+
 from deepinfer_contracts import (
     AbortStatus,
     FinishReason,
@@ -19,7 +20,6 @@ from deepinfer_contracts import (
     SchedulerOutputs,
     StepMode,
 )
-
 from deepinfer_native.config import CoreConfig, to_c
 from deepinfer_native.errors import ArgumentError, BusyError, StaleHandleError
 from deepinfer_native.events import Arena, EventView
@@ -48,9 +48,10 @@ class Probe:
 class Core:
     """Queue, pools, step records and packers of one engine (``spec/engine.md`` 1 to 4).
 
-    `submit` and `abort` may be called from any thread; everything else belongs to one engine thread at a time, a second
-    one gets BusyError. Records are views over memory of the core, valid for ``depth + 1`` calls of the same kind. A call
-    that raises has changed nothing, except InternalError, after which the core can only be looked at and closed.
+    `submit` and `abort` may be called from any thread; everything else belongs to one engine thread at a time, a
+    second one gets BusyError. Records are views over memory of the core, valid for ``depth + 1`` calls of the same
+    kind. A call that raises has changed nothing, except InternalError, after which the core can only be looked at and
+    closed.
     """
 
     def __init__(self, config: CoreConfig) -> None:
@@ -105,8 +106,8 @@ class Core:
         """Queue one request; returns its uid, which is never used again.
 
         ``stop_ids`` and, unless ``ignore_eos``, ``eos_ids`` end the request, but not within the first ``min_tokens``
-        tokens, where they are suppressed. ``priority`` -8 .. 7, smaller goes first. ``forced[i]`` replaces the i-th output
-        token (-1 = free). Raises ArgumentError naming the field, CapacityError when memory is short.
+        tokens, where they are suppressed. ``priority`` -8 .. 7, smaller goes first. ``forced[i]`` replaces the i-th
+        output token (-1 = free). Raises ArgumentError naming the field, CapacityError when memory is short.
         """
         request = RequestWriter(
             {"prompt": prompt_ids, "eos_ids": eos_ids, "stop_ids": stop_ids, "forced": forced},
@@ -166,7 +167,7 @@ class Core:
             return self._steps.read()
 
     def schedule_local(self) -> SchedulerOutputs:
-        """The step of an engine with one rank: prefill at its points, and whenever nothing can be decoded; else decode."""
+        """The step of an engine with one rank: prefill at its points and when nothing can be decoded, else decode."""
         probe = self.probe()
         is_due = probe.point != 0 or not probe.has_running
         may = not (probe.burst_reached and probe.has_running)
@@ -233,7 +234,7 @@ class Core:
         return from_c(out)
 
     def audit(self) -> None:
-        """Leak audit: with nothing live and every step done, every unit is free. Raises InternalError naming the pool."""
+        """Leak audit: with nothing live and every step done, every unit is free. Raises InternalError."""
         check(lib.di_audit(self._core, ffi.NULL))
 
     def check(self) -> None:

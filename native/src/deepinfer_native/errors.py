@@ -80,7 +80,7 @@ class NotFoundError(NativeError, LookupError):
 
 
 class InternalError(NativeError):
-    """The core contradicts itself. It refuses everything but ``audit``, ``check``, ``stats`` and ``close`` afterwards."""
+    """The core contradicts itself; afterwards it refuses all but ``audit``, ``check``, ``stats`` and ``close``."""
 
     code = ErrorCode.INTERNAL
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from deepinfer_contracts import EventBatch
 
+from deepinfer_contracts import EventBatch
 from deepinfer_native.errors import StaleBatchError
 from deepinfer_native.library import ffi
 from deepinfer_native.views import DTYPES, PRESENT, owned_buffer
@@ -100,8 +100,11 @@ class EventView:
 
     def copy(self) -> EventBatch:
         """The batch as a record with arrays of its own."""
-        fields = {name: getattr(self, name) for name in EventBatch.FIELDS}
-        return EventBatch(**{k: v.copy() if isinstance(v, np.ndarray) else v for k, v in fields.items()})
+        out = EventBatch()
+        for name in EventBatch.FIELDS:
+            value = self.step_id if name == "step_id" else getattr(self, name)
+            setattr(out, name, value.copy() if isinstance(value, np.ndarray) else value)
+        return out
 
     def validate(self, limits: Any, level: int = 1) -> None:
         """`EventBatch.validate` of a copy. Raises ContractViolation."""
@@ -118,5 +121,3 @@ def copied(view: Any) -> Array:
     """An array of its own with the values of a view."""
     dtype, count = DTYPES[view.dtype], view.shape[0]
     return np.frombuffer(bytes(ffi.buffer(view.data, count * dtype.itemsize)), dtype).copy()
-
-

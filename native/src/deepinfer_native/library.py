@@ -6,7 +6,6 @@ from importlib.metadata import version
 from typing import Any
 
 from deepinfer_contracts import verify
-
 from deepinfer_native import _native  # type: ignore[attr-defined]
 from deepinfer_native.errors import BY_CODE, InternalError, NativeError
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
 from deepinfer_contracts import SamplerOutput, Space, ViewFlags
 from deepinfer_contracts._chains import CONTRACTS
-
 from deepinfer_native.errors import ContractError
 from deepinfer_native.library import ffi
 from deepinfer_native.views import DTYPES, members_of
@@ -65,5 +65,3 @@ class OutputWriter:
     def clear(self) -> None:
         """Let the arrays of the last output go."""
         self._keep.clear()
-
-

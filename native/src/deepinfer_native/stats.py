@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from attrs import frozen
+from attrs import fields, frozen
+
 from deepinfer_contracts import FinishReason
 
 
@@ -61,7 +62,7 @@ POOLS = ("main", "swa", "state", "draft")
 def from_c(s: Any) -> CoreStats:
     """``di_stats_out`` -> CoreStats."""
     values: dict[str, Any] = {}
-    for a in CoreStats.__attrs_attrs__:  # type: ignore[attr-defined]
+    for a in fields(CoreStats):
         if a.name in POOLS:
             p = getattr(s, a.name)
             values[a.name] = PoolStats(p.total, p.free, p.cached, p.held, p.limbo)

@@ -1,8 +1,8 @@
 """Contract records over the core's memory: arrays are made once for each ring slot and sliced again only on a change.
 
-The C side writes one struct; its ``di_view`` members say where the arrays of this call lie. A slot of the ring is known by
-the address of one of its arrays. Unchanged views (compared as bytes) keep their Python arrays, so a steady step makes no
-array at all.
+The C side writes one struct; its ``di_view`` members say where the arrays of this call lie. A slot of the ring is known
+by the address of one of its arrays. Unchanged views (compared as bytes) keep their Python arrays, so a steady step
+makes no array at all.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 from attrs import define, field
-from deepinfer_contracts import DType, Record, ViewFlags
 
+from deepinfer_contracts import DType, Record, ViewFlags
 from deepinfer_native.library import ffi
 
 Array = npt.NDArray[Any]

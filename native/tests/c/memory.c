@@ -1,0 +1,206 @@
+/* Memory behaviour of the core, linked with counting wrappers (-Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=free).
+ *
+ *   every allocation fails once       the call says DI_E_CAPACITY, nothing is lost, the core goes on
+ *   steady decode steps               allocate nothing
+ *   churn of short requests           reuses buffers
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "di_core.h"
+
+void *__real_malloc(size_t n);
+void *__real_calloc(size_t n, size_t size);
+void *__real_realloc(void *p, size_t n);
+void __real_free(void *p);
+void *__wrap_malloc(size_t n);
+void *__wrap_calloc(size_t n, size_t size);
+void *__wrap_realloc(void *p, size_t n);
+void __wrap_free(void *p);
+
+static long calls, fail_at = -1, live;
+
+static int fails(void) { return calls++ == fail_at; }
+
+void *__wrap_malloc(size_t n)
+{
+    void *p = fails() ? NULL : __real_malloc(n);
+    live += p != NULL;
+    return p;
+}
+
+void *__wrap_calloc(size_t n, size_t size)
+{
+    void *p = fails() ? NULL : __real_calloc(n, size);
+    live += p != NULL;
+    return p;
+}
+
+void *__wrap_realloc(void *old, size_t n)
+{
+    void *p = fails() ? NULL : __real_realloc(old, n);
+    live += p != NULL && old == NULL;
+    return p;
+}
+
+void __wrap_free(void *p)
+{
+    live -= p != NULL;
+    __real_free(p);
+}
+
+static void require(int ok, const char *what)
+{
+    if (ok) return;
+    fprintf(stderr, "FAILED: %s: %s %s\n", what, di_last_field(), di_last_error()->message);
+    exit(1);
+}
+
+static di_config config(void)
+{
+    return (di_config){
+        .struct_size = sizeof(di_config), .block_size = 4, .num_blocks = 64, .num_swa_slots = 9, .num_state_slots = 9,
+        .max_num_seqs = 4, .max_num_batched_tokens = 32, .max_model_len = 2000, .vocab_size = 50, .min_chunk = 1,
+        .chunk_align = 4, .chunked_prefill = 1, .depth = 2, .prefill_interval_all = 3, .prefill_interval_any = 5,
+        .window = 8, .backtrack = 1, .num_ratios_sparse = 2, .ratios_sparse = {1, 2}, .num_ratios_dense = 1,
+        .ratios_dense = {2}, .inputs = 1, .validation = DI_LEVEL_BOUNDARY, .prefill_watermark = 0.9};
+}
+
+static int submit(di_core *core, int n, int max_tokens, uint64_t *uid)
+{
+    int32_t prompt[16];
+    for (int i = 0; i < 16; i++) prompt[i] = (n + i) % 50;
+    di_request r = {.struct_size = sizeof r, .num_prompt = 1 + n % 16, .prompt = prompt, .max_tokens = max_tokens,
+                    .top_k = -1, .temperature = 1, .top_p = 1, .repetition_penalty = 1};
+    return di_submit(core, &r, uid);
+}
+
+static di_view view(void *data, int32_t dtype, int64_t n)
+{
+    return (di_view){.data = data, .dtype = dtype, .ndim = 1, .shape = {n}, .stride = {1}, .flags = DI_VIEW_PRESENT};
+}
+
+/* One step at a time: schedule, pack, commit, done. Returns the rows of the step, or a status. */
+static int step(di_core *core)
+{
+    static di_scheduler_outputs o;
+    static di_input_metadata_v41 m;
+    static di_sampler_inputs s;
+    static di_event_batch e;
+    static int32_t ids[4] = {1, 2, 3, 4};
+    static float logprobs[4];
+    static int8_t status[4];
+    di_probe_out probe;
+    int code = di_probe(core, &probe);
+    if (code) return code;
+    int mode = probe.want && (probe.point || !probe.has_running) ? DI_MODE_TRY_PREFILL : DI_MODE_DECODE;
+    code = di_schedule(core, mode, &o);
+    if (!code && o.num_reqs == 0 && mode == DI_MODE_TRY_PREFILL) code = di_schedule(core, DI_MODE_DECODE, &o);
+    if (code || o.num_reqs == 0) return code;
+    code = di_pack(core, o.step_id, &m.base);
+    if (!code) code = di_pack_sampler(core, o.step_id, &s);
+    if (code) return code;
+    di_sampler_output out = {.struct_size = sizeof out, .chain = DI_HASH_SAMPLER_OUTPUT,
+                             .sampled_ids = view(ids, DI_DTYPE_I32, o.num_reqs),
+                             .sampled_logprob = view(logprobs, DI_DTYPE_F32, o.num_reqs),
+                             .row_status = view(status, DI_DTYPE_I8, o.num_reqs)};
+    do code = di_commit(core, o.step_id, &out, &e); while (code == DI_E_CAPACITY);
+    if (!code) code = di_step_done(core, o.step_id);
+    return code ? code : o.num_reqs;
+}
+
+static int64_t unfinished(di_core *core)
+{
+    int64_t n = 0;
+    require(di_unfinished(core, &n) == 0, "unfinished");
+    return n;
+}
+
+/* A whole life of a core; returns the allocations that it made. */
+static long life(int is_faulty)
+{
+    di_config k = config();
+    di_core *core = NULL;
+    long before = calls;
+    int code = di_core_create(&k, &core, NULL);
+    if (is_faulty && code) {
+        require(code == DI_E_CAPACITY && core == NULL, "create refuses with a status");
+        return calls - before;
+    }
+    require(code == 0, "create");
+    for (int n = 0; n < 8; n++) {
+        uint64_t uid = 0;
+        code = submit(core, n, 6, &uid);
+        if (is_faulty && code == DI_E_CAPACITY) code = submit(core, n, 6, &uid);
+        require(code == 0, "submit");
+        require(di_core_check(core, NULL) == 0, "check after submit");
+    }
+    while (unfinished(core)) require(step(core) >= 0, "step");
+    require(di_core_check(core, NULL) == 0, "check");
+    require(di_audit(core, NULL) == 0, "audit");
+    di_core_destroy(core);
+    return calls - before;
+}
+
+static void test_every_allocation_fails_once(void)
+{
+    long n = life(0);
+    require(live == 0, "nothing is left after destroy");
+    for (long k = 0; k < n + 2; k++) {
+        fail_at = calls + k;
+        life(1);
+        require(live == 0, "nothing is left after a failure");
+    }
+    fail_at = -1;
+    printf("allocations of a life: %ld\n", n);
+}
+
+static void test_steady_steps_allocate_nothing(void)
+{
+    di_config k = config();
+    di_core *core = NULL;
+    uint64_t uid = 0;
+    k.num_blocks = 2100;
+    require(di_core_create(&k, &core, NULL) == 0, "create");
+    for (int n = 0; n < 4; n++) require(submit(core, n, 1900, &uid) == 0, "submit");
+    for (int i = 0; i < 8; i++) require(step(core) > 0, "warm-up step");
+    long before = calls;
+    for (int i = 0; i < 1500; i++) require(step(core) == 4, "steady step");
+    require(calls == before, "a steady step allocates");
+    di_core_destroy(core);
+}
+
+static void test_churn_reuses_buffers(void)
+{
+    di_config k = config();
+    di_core *core = NULL;
+    require(di_core_create(&k, &core, NULL) == 0, "create");
+    long before = 0;
+    for (int round = 0; round < 200; round++) {
+        if (round == 20) before = calls;
+        for (int n = 0; n < 12; n++) {
+            uint64_t uid = 0;
+            require(submit(core, n, 3, &uid) == 0, "submit");
+            if (n % 4 == 3) {
+                uint8_t status = 9;
+                require(di_abort(core, &uid, 1, &status) == 0 && status == DI_ABORT_ACCEPTED, "abort");
+            }
+        }
+        while (unfinished(core)) require(step(core) >= 0, "step");
+        di_event_batch e;
+        require(di_poll_events(core, &e) == 0, "poll");
+    }
+    require(calls == before, "churn allocates");
+    di_core_destroy(core);
+    require(live == 0, "nothing is left");
+}
+
+int main(void)
+{
+    test_every_allocation_fails_once();
+    test_steady_steps_allocate_nothing();
+    test_churn_reuses_buffers();
+    printf("ok\n");
+    return 0;
+}
