@@ -45,6 +45,7 @@ class CacheView:
     width: int
     layout: CacheFormat = field(init=False)
     _rows: tuple[Tensor, int] | None = field(init=False, default=None)
+    _split: tuple[Tensor, Tensor] | None = field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
         self.layout = lookup(self.format)
@@ -64,15 +65,14 @@ class CacheView:
 
     def split(self) -> tuple[Tensor, Tensor]:
         """Data ``[units, page, data bytes]`` and scales ``[units, page, scale bytes]`` of a split-page format."""
-        data = self.layout.data_bytes(self.width)
-        scale = self.layout.scale_bytes(self.width)
-        units = self.tensor.shape[0]
-        offset = self.tensor.storage_offset()
-        stride = self.block_stride
-        return (
-            self.tensor.as_strided((units, self.page, data), (stride, data, 1), offset),
-            self.tensor.as_strided((units, self.page, scale), (stride, scale, 1), offset + self.page * data),
-        )
+        if self._split is None:
+            data, scale = self.layout.data_bytes(self.width), self.layout.scale_bytes(self.width)
+            units, offset, stride = self.tensor.shape[0], self.tensor.storage_offset(), self.block_stride
+            self._split = (
+                self.tensor.as_strided((units, self.page, data), (stride, data, 1), offset),
+                self.tensor.as_strided((units, self.page, scale), (stride, scale, 1), offset + self.page * data),
+            )
+        return self._split
 
 
 @frozen

@@ -112,42 +112,34 @@ def sinkhorn(logits: F64, iters: int, eps: float) -> F64:
         return np.array(_sinkhorn_of_one(b.ravel().tolist(), iters, eps)).reshape(4, 4, 1)
     sums = np.empty((b.shape[0], b.shape[2]))
     over_sources, over_destinations = sums[None], sums[:, None]
-    _sum_second(b, sums)
+    _sum_over(b, 1, sums)
     b /= over_destinations
     b += eps
-    # Positional arguments: with keywords NumPy takes half as long again for arrays this small.
+    small = np.array(eps)  # an array: NumPy converts a Python float anew in every call
     add, divide = np.add, np.divide
-    _sum_first(b, sums)
-    add(sums, eps, sums)
+    _sum_over(b, 0, sums)
+    add(sums, small, sums)
     divide(b, over_sources, b)
     for _ in range(iters - 1):
-        _sum_second(b, sums)
-        add(sums, eps, sums)
+        _sum_over(b, 1, sums)
+        add(sums, small, sums)
         divide(b, over_destinations, b)
-        _sum_first(b, sums)
-        add(sums, eps, sums)
+        _sum_over(b, 0, sums)
+        add(sums, small, sums)
         divide(b, over_sources, b)
     return b
 
 
-def _sum_first(b: F64, out: F64) -> None:
-    """Sum over sources. Of one token NumPy would sum in another order, so that case adds one by one."""
+def _sum_over(b: F64, axis: int, out: F64) -> None:
+    """Sum over sources (0) or destinations (1) in index order."""
     if b.shape[2] > 1:
-        np.add.reduce(b, 0, out=out)
+        np.add.reduce(b, axis, out=out)
         return
-    np.copyto(out, b[0])
-    for row in b[1:]:
-        np.add(out, row, out)
-
-
-def _sum_second(b: F64, out: F64) -> None:
-    """Sum over destinations."""
-    if b.shape[2] > 1:
-        np.add.reduce(b, 1, out=out)
-        return
-    np.copyto(out, b[:, 0])
-    for column in range(1, b.shape[1]):
-        np.add(out, b[:, column], out)
+    # Of a single token NumPy's reduction would add in another order.
+    first, *others = b if axis == 0 else b.swapaxes(0, 1)
+    np.copyto(out, first)
+    for part in others:
+        np.add(out, part, out)
 
 
 def _sinkhorn_of_one(b: list[float], iters: int, eps: float) -> list[float]:
