@@ -32,27 +32,17 @@ class EngramLayer:
         # The constants are read-only arrays shared by all readers; the op gets its own on the device.
         constants = (tables.multipliers[position], tables.primes[position], tables.offsets[position])
         self._hash = tuple(torch.tensor(values, device=backend.device) for values in constants)
-        self._quantised_table, self._plain_table = None, None
-        if config.quantized:
-            table, scale = weights.raw(f"{prefix}.embed.weight"), weights.raw(f"{prefix}.embed.scale")
-            self._quantised_table = self._engram.prepare(table, scale)
-        else:
-            self._plain_table = weights.activation(f"{prefix}.embed.weight")
+        scale = weights.raw(f"{prefix}.embed.scale") if config.quantized else None
+        self._table = self._engram.prepare(weights.raw(f"{prefix}.embed.weight"), scale)
         self._wkv = weights.dense(f"{prefix}.wkv")
         self._gate = self._engram.prepare_gate(weights.f32(f"{prefix}.q_weight"), weights.f32(f"{prefix}.k_weight"))
 
     def __call__(self, stream: Tensor, ngram_ids: Tensor) -> Tensor:
         """``stream [T, C, D]``, ``ngram_ids`` i32 ``[T, N]`` (compressed ids, newest first) -> the stream after."""
-        found: Any = self._fetch(self._engram.hash(ngram_ids, *self._hash))
+        rows = self._engram.hash(ngram_ids, *self._hash)
+        found: Any = self._engram.fetch(rows, self._table, dtype=self._numerics.dtype)
         if self._numerics.activations is not None:
             fmt, group, sf = self._numerics.activations
             found = self._quantise(found, fmt=fmt, group=group, sf=sf)
         out: Tensor = self._engram.gate(stream, self._dense(found, self._wkv), self._gate)
         return out
-
-    def _fetch(self, rows: Tensor) -> Tensor:
-        """Table rows ``[T, columns]`` side by side, in the type of the streams."""
-        if self._plain_table is not None:
-            return self._plain_table.index_select(0, rows.reshape(-1)).view(len(rows), -1)
-        found: Tensor = self._engram.fetch(rows, self._quantised_table, dtype=self._numerics.dtype)
-        return found
