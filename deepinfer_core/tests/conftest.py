@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+
 from deepinfer_core.tokenizer import Tokenizer
 
 # Pytest runs in importlib mode, which adds no path: the helper modules of this folder are found here.

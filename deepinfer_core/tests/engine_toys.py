@@ -15,6 +15,9 @@ from typing import Any
 
 import numpy as np
 from attrs import define, field
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Library
+
 from deepinfer_contracts import SamplerOutput
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import CapacityError
@@ -22,8 +25,6 @@ from deepinfer_core.llm import LLM
 from deepinfer_core.outputs import RequestOutput
 from deepinfer_core.tokenizer import Tokenizer
 from deepinfer_core.types import CacheLayer, CacheSpec, Capabilities, ModelCard, SchedulerHints
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as Library
 
 EOS = 256
 BOS = 257

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 
-from deepinfer_core.detokenizer import Detokenizer, incomplete_tail
-from deepinfer_core.tokenizer import Tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from deepinfer_core.detokenizer import Detokenizer, incomplete_tail
+from deepinfer_core.tokenizer import Tokenizer
 
 BYTES = [bytes([value]) for value in range(256)]
 

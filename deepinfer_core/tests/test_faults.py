@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from deepinfer_core.errors import BackendError, EngineError, NotSupported
-from deepinfer_core.llm import LLM
-from deepinfer_core.sampling_params import SamplingParams
 from engine_toys import (
     Faulty,
     ToyBackend,
@@ -24,6 +21,10 @@ from engine_toys import (
     solo_tokens,
     toy_llm,
 )
+
+from deepinfer_core.errors import BackendError, EngineError, NotSupported
+from deepinfer_core.llm import LLM
+from deepinfer_core.sampling_params import SamplingParams
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 CALLS = {

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_toys import EOS, Faulty, ToyModel, ToyParts, save_tokenizer, solo_tokens
+
 from deepinfer_core.cli import main
 from deepinfer_core.types import ModelCard
-from engine_toys import EOS, Faulty, ToyModel, ToyParts, save_tokenizer, solo_tokens
 
 Run = Callable[..., tuple[int, bytes, str]]
 

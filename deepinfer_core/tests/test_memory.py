@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+
 from deepinfer_core.errors import CapacityError
 from deepinfer_core.memory import PoolPlan, plan_pools
 from deepinfer_core.types import CacheLayer, CacheSpec

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
+
 from deepinfer_core.errors import DeepInferError, InvalidParameter, InvalidPrompt
 from deepinfer_core.prompts import PromptInput, encode_prompt, inputs_of, read_jsonl, read_text
 from deepinfer_core.sampling_params import SamplingParams

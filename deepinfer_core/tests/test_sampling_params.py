@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+
 from deepinfer_core.errors import InvalidParameter, NotSupported
 from deepinfer_core.sampling_params import SamplingParams
 

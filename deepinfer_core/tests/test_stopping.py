@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from engine_toys import EOS, TOKENS, VOCAB, ToyModel, check_idle, solo_tokens, toy_llm
+
 from deepinfer_core.llm import LLM
 from deepinfer_core.outputs import RequestOutput
 from deepinfer_core.sampling_params import SamplingParams
-from engine_toys import EOS, TOKENS, VOCAB, ToyModel, check_idle, solo_tokens, toy_llm
 
 
 class Script(ToyModel):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from deepinfer_core.stops import StopScanner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from deepinfer_core.stops import StopScanner
 
 
 def plain_search(text: str, stops: list[str]) -> tuple[str, str | None]:

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from deepinfer_core.errors import TokenizerError
 from deepinfer_core.tokenizer import Tokenizer
 

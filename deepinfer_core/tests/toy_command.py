@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from deepinfer_core.cli import main
-from deepinfer_core.types import ModelCard
 from engine_toys import ToyParts
 
 from deepinfer_core import assembly
+from deepinfer_core.cli import main
+from deepinfer_core.types import ModelCard
 
 
 def assemble(config: Any) -> ToyParts:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableMapping
 
 from deepinfer_contracts import EventBatch, EventFlags, EventKind, FinishReason
-
 from deepinfer_core.errors import DeepInferError
 from deepinfer_core.requests import Request, failed_row
 from deepinfer_core.steps import NO_ROWS

@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from deepinfer_contracts import SchedulerOutputs, StepKind
-
 from deepinfer_core.emission import Emitter
 from deepinfer_core.errors import DeepInferError, EngineError, InvalidParameter
 from deepinfer_core.interfaces import Backend, Caches, Model, Sampler, StepObserver

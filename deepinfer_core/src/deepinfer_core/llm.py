@@ -81,8 +81,8 @@ class LLM:
         :param sampling_params: For all prompts, or a list with one for each.
 
         Raises InvalidParameter, before anything runs, for parameters outside their range. Ctrl-C aborts what still
-        runs and raises KeyboardInterrupt; its attribute ``partial`` is the list of results, unfinished ones with reason
-        ``abort``.
+        runs and raises KeyboardInterrupt; its attribute ``partial`` is the list of results of the prompts read so far,
+        unfinished ones with reason ``abort``.
         """
         run = self.run(inputs_of(prompts, self._checked(sampling_params)))
         done: dict[int, RequestOutput] = {}

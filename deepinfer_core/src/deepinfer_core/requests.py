@@ -103,8 +103,7 @@ class Request:
 def too_long(request: Request, *, block_size: int, usable_blocks: int, prompt_limit: int) -> CapacityError:
     """Why the scheduler refused ``request``: needed against available (``spec/engine.md`` 2.3.2)."""
     tokens = len(request.prompt_token_ids) + len(request.token_ids)
-    # One more position than tokens: the next token needs a place too.
-    blocks = -(-(tokens + 1) // block_size)
+    blocks = -(-tokens // block_size)
     return CapacityError(
         f"request {request.request_id}: {tokens} tokens need {blocks} blocks of {block_size}, "
         f"the pool has {usable_blocks}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
@@ -166,6 +167,9 @@ class Run:
 
     def _request(self, index: int, item: PromptInput, ids: tuple[int, ...]) -> Request:
         params = item.params
+        seed = params.seed
+        if seed is None and ids:
+            seed = request_seed(self._seed, index)
         table = self._tokenizer.token_bytes
         tail = b""
         if not isinstance(item.prompt, str):
@@ -177,7 +181,7 @@ class Run:
             prompt=item.prompt if isinstance(item.prompt, str) else None,
             prompt_token_ids=ids,
             params=params,
-            seed=params.seed if params.seed is not None else request_seed(self._seed, index),
+            seed=seed,
             detokenizer=Detokenizer(
                 table,
                 params.stop,
@@ -231,4 +235,5 @@ class Stream(Iterator[StreamChunk]):
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        if not sys.is_finalizing():  # then the engine goes as a whole
+            self.close()

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 from attrs import define, fields
-from deepinfer_contracts import Pool, RowStatus, SamplerOutput, SchedulerOutputs, StepKind
 
+from deepinfer_contracts import Pool, RowStatus, SamplerOutput, SchedulerOutputs, StepKind
 from deepinfer_core.errors import DeepInferError, EngineError
 from deepinfer_core.interfaces import Backend, Caches, Model, Sampler
 

@@ -1,0 +1,112 @@
+"""From settings and hints to an engine: bounds are explained before they are met, sizes are passed on."""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import pytest
+from engine_toys import BLOCK, ToyParts, byte_tokenizer, small_pool, toy_llm
+
+from deepinfer_contracts import ContractMismatch
+from deepinfer_core.build import build_engine
+from deepinfer_core.config import EngineConfig
+from deepinfer_core.errors import CapacityError, ConfigError, ContractError, DeepInferError, EngineError, NotSupported
+from deepinfer_core.llm import LLM
+from deepinfer_core.native_core import load_native, make_core
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"depth": 2}, NotSupported, "depth=2: this release commits each step before the next one"),
+        ({"max_model_len": 257}, ConfigError, "max_model_len 257 is beyond the model's 256"),
+        ({"max_model_len": 1}, ConfigError, "max_model_len 1 leaves no room for an answer"),
+        ({"max_num_batched_tokens": 7}, ConfigError, "max_num_batched_tokens 7 is below 16"),
+        (
+            {"max_num_batched_tokens": 100, "chunked_prefill": False},
+            ConfigError,
+            "max_num_batched_tokens 100 is below 256",
+        ),
+        ({"kv_memory": 100}, CapacityError, "the caches of one sequence need 192B, --kv-memory is 100B"),
+    ],
+)
+def test_setting_that_contradicts_the_model_is_explained(
+    settings: dict[str, object], error: type[DeepInferError], message: str
+) -> None:
+    with pytest.raises(error) as caught:
+        toy_llm(**settings)
+    assert caught.value.what == message
+    assert caught.value.remedy
+
+
+def test_sizes_reach_the_core() -> None:
+    with toy_llm(max_chunk=12, max_model_len=100, **small_pool(30, 3)) as llm:
+        config = llm.built.engine.core.config
+        assert (config.num_blocks, config.num_swa_slots, config.num_state_slots) == (31, 4, 0)
+        assert (config.block_size, config.max_chunk, config.max_model_len, config.max_num_seqs) == (BLOCK, 12, 100, 3)
+        assert config.inputs == "InputMetadataV41"
+
+
+def test_block_size_of_the_settings_wins_over_the_hint() -> None:
+    config = EngineConfig.resolve({"block_size": 8, "max_num_seqs": 2}, environ={})
+    built = build_engine(ToyParts(config), byte_tokenizer())
+    assert built.plan.block_size == built.engine.core.config.block_size == 8
+    built.engine.close()
+
+
+def test_parts_are_closed_when_the_engine_cannot_be_made() -> None:
+    closed: list[str] = []
+
+    class Parts(ToyParts):
+        def close(self) -> None:
+            closed.append("yes")
+
+    config = EngineConfig.resolve({"kv_memory": 100}, environ={})
+    with pytest.raises(CapacityError):
+        LLM.from_assembly(Parts(config), byte_tokenizer())
+    assert closed == ["yes"]
+
+
+def test_setting_that_the_core_refuses_is_a_config_error() -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_core(num_blocks=0, max_num_batched_tokens=256, max_model_len=16, vocab_size=10)
+    assert caught.value.details["field"] == "num_blocks"
+
+
+@pytest.fixture
+def without_native(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
+    """Importing ``deepinfer_native`` raises the exception in the list."""
+    raised: list[Exception] = []
+
+    class Finder:
+        def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+            return ModuleSpec(name, self) if name == "deepinfer_native" else None  # type: ignore[arg-type]
+
+        def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+            return None
+
+        def exec_module(self, module: Any) -> None:
+            raise raised[0]
+
+    for name in [name for name in sys.modules if name.split(".")[0] == "deepinfer_native"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    return raised
+
+
+def test_library_of_other_contracts_is_a_contract_error(without_native: list[Exception]) -> None:
+    without_native.append(ContractMismatch("EventBatch differs", reason="why", remedy="rebuild"))
+    with pytest.raises(ContractError) as caught:
+        load_native()
+    assert (caught.value.what, caught.value.reason, caught.value.remedy) == ("EventBatch differs", "why", "rebuild")
+
+
+def test_missing_library_says_how_to_get_it(without_native: list[Exception]) -> None:
+    without_native.append(ImportError("no _native"))
+    with pytest.raises(EngineError) as caught:
+        load_native()
+    assert caught.value.reason == "no _native"
+    assert "deepinfer-native" in caught.value.remedy
