@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from deepinfer_core.config import EngineConfig, settings_by_key
 from deepinfer_core.errors import ConfigError, NotSupported
 from deepinfer_core.types import ConfigPatch

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.plugins.manager import PluginManager
 from deepinfer_core.plugins.registry import PluginRecord, Registry

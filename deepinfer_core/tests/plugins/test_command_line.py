@@ -9,9 +9,9 @@ import sys
 
 import click
 import pytest
-from deepinfer_core.cli import root as root_module
 
 from deepinfer_core import cli
+from deepinfer_core.cli import root as root_module
 
 TRAP = "import pathlib\npathlib.Path(__file__).with_name('imported').write_text('yes')\n"
 

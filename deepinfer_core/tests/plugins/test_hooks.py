@@ -6,6 +6,7 @@ from importlib import metadata
 
 import numpy as np
 import pytest
+
 from deepinfer_core.errors import BackendUnavailable, DeepInferError, HookReturnError, PluginConflict
 from deepinfer_core.plugins.hooks import Hooks, combine_hints
 from deepinfer_core.plugins.manifest import PluginTable

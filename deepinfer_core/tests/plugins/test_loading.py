@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
+
 from deepinfer_core.errors import DeepInferError, PluginError
 from deepinfer_core.plugins.hooks import Hooks
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from deepinfer_core.errors import ManifestError
 from deepinfer_core.plugins.manifest import MAX_BYTES, parse_manifest, read_manifest
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from deepinfer_core.errors import DeepInferError
 from deepinfer_core.model_card import MAX_CONFIG_BYTES, read_model_card
 

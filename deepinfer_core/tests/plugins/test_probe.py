@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+
 from deepinfer_core.plugins.probe import probe_all
 
 HEAD = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from deepinfer_core.plugins.registry import Registry
 
 TRAP = "import pathlib\npathlib.Path(__file__).with_name('imported').write_text('yes')\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import DeepInferError
 from deepinfer_core.plugins.manager import PluginManager

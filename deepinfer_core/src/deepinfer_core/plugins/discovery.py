@@ -60,7 +60,7 @@ def _one_by_one() -> Iterator[metadata.EntryPoint]:
     seen: set[str] = set()
     for dist in metadata.distributions():
         try:
-            entries, name = list(dist.entry_points), dist.metadata["Name"] or ""
+            entries, (name, _) = list(dist.entry_points), _name_and_version(dist)
         except Exception as exc:
             LOG.warning("the metadata in %s is damaged: %s", getattr(dist, "_path", "an unknown place"), exc)
             continue
@@ -99,7 +99,9 @@ def discover(entries: Iterable[metadata.EntryPoint] | None = None) -> tuple[list
 def _name_and_version(dist: metadata.Distribution) -> tuple[str, str]:
     """Also of a half-removed distribution, whose METADATA is gone: then as its folder is called."""
     try:
-        name, version = dist.metadata["Name"], dist.metadata["Version"]
+        known = dist.metadata
+        # `get` is not part of the declared interface before Python 3.12, and indexing a missing key is deprecated.
+        name, version = (known[key] if key in known else "" for key in ("Name", "Version"))  # noqa: SIM401
     except Exception:  # what is raised for a missing file differs between Python versions
         name, version = "", ""
     folder = str(getattr(dist, "_path", "unknown"))
