@@ -391,7 +391,7 @@ def test_second_engine_thread_is_refused_and_never_waits(driver):
     entered, leave = threading.Event(), threading.Event()
 
     def occupy():
-        with driver.core._engine():
+        with driver.core._gate:
             entered.set()
             leave.wait(10)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -20,7 +19,7 @@ from deepinfer_contracts import (
     SchedulerOutputs,
     StepMode,
 )
-from deepinfer_native.config import CoreConfig, to_c
+from deepinfer_native.config import INPUTS, CoreConfig, to_c
 from deepinfer_native.errors import ArgumentError, BusyError, StaleHandleError
 from deepinfer_native.events import Arena, EventView
 from deepinfer_native.library import check, ffi, lib
@@ -43,6 +42,22 @@ class Probe:
     has_unfinished: bool
     burst_reached: bool
     in_flight: int
+
+
+class Gate:
+    """The structs that calls fill belong to one engine thread at a time; a second one is refused and never waits."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise BusyError("another thread is inside an engine call of this core", field="core")
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class Core:
@@ -72,7 +87,10 @@ class Core:
         )
         self._output = OutputWriter()
         self._arenas: dict[int, Arena] = {}
-        self._gate = threading.Lock()
+        self._gate = Gate()
+        self._base = (
+            ffi.addressof(self._inputs.struct, "base") if self.config.inputs == INPUTS[1] else self._inputs.struct
+        )
         self._event_info = ffi.new("di_event_info *")
 
     @property
@@ -162,7 +180,7 @@ class Core:
 
         Raises OrderError when ``depth`` steps are in flight, or ``step_done`` lags behind.
         """
-        with self._engine():
+        with self._gate:
             check(lib.di_schedule(self._core, int(mode), self._steps.struct))
             return self._steps.read()
 
@@ -179,16 +197,14 @@ class Core:
 
     def pack(self, step_id: int) -> InputMetadata | InputMetadataV41:
         """Inputs of the newest launched step."""
-        struct = self._inputs.struct
-        base = ffi.addressof(struct, "base") if self.config.inputs == "InputMetadataV41" else struct
-        with self._engine():
-            check(lib.di_pack(self._core, step_id, base))
+        with self._gate:
+            check(lib.di_pack(self._core, step_id, self._base))
             record: InputMetadata | InputMetadataV41 = self._inputs.read()
         return record
 
     def pack_sampler(self, step_id: int) -> SamplerInputs:
         """Sampler inputs of the newest launched step; with drafts in a pipeline after the commit of the step before."""
-        with self._engine():
+        with self._gate:
             check(lib.di_pack_sampler(self._core, step_id, self._sampler.struct))
             return self._sampler.read()
 
@@ -198,7 +214,7 @@ class Core:
         ``output`` may be None if no row of the step ends its prompt. Steps are committed in order (OrderError). A row
         whose ``row_status`` is not OK ends its request with ENGINE. Raises ContractError naming the field.
         """
-        with self._engine():
+        with self._gate:
             struct = ffi.NULL if output is None else self._output.fill(output)
             self._sync_pins()
             batch = ffi.new("di_event_batch *")
@@ -212,7 +228,7 @@ class Core:
 
     def poll_events(self) -> EventView:
         """Terminal events that were decided outside a commit."""
-        with self._engine():
+        with self._gate:
             self._sync_pins()
             batch = ffi.new("di_event_batch *")
             check(lib.di_poll_events(self._core, batch))
@@ -257,16 +273,6 @@ class Core:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    @contextmanager
-    def _engine(self) -> Iterator[None]:
-        """The structs that calls fill belong to one engine thread at a time; a second one never waits."""
-        if not self._gate.acquire(blocking=False):
-            raise BusyError("another thread is inside an engine call of this core", field="core")
-        try:
-            yield
-        finally:
-            self._gate.release()
 
     def _sync_pins(self) -> None:
         """Tell the core which arenas still have arrays alive, before it picks the next one."""

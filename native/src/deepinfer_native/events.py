@@ -15,7 +15,7 @@ from deepinfer_native.views import DTYPES, PRESENT, owned_buffer
 
 Array = npt.NDArray[Any]
 
-# Alternatives lie in memory of their own that may move: they are copied when a batch has any.
+# Alternatives lie in memory of their own that may move when the arena is used again: readers get copies.
 COPIED = ("top_ids", "top_logprobs", "prompt_logprobs")
 
 
@@ -53,19 +53,15 @@ class EventView:
     record of its own.
     """
 
-    __slots__ = ("_arena", "_copies", "_generation", "_released", "_struct", "count", "step_id")
+    __slots__ = ("_arena", "_generation", "_released", "_struct", "count", "step_id")
 
     def __init__(self, struct: Any, arena: Arena | None) -> None:
         self._struct = struct
         self._arena = arena
         self._generation = arena.generation if arena else 0
         self._released = False
-        self._copies: dict[str, Array | None] = {}
         self.count: int = int(struct.seq_uid.shape[0])
         self.step_id: int = int(struct.step_id)
-        for name in COPIED:
-            view = getattr(struct, name)
-            self._copies[name] = copied(view) if view.flags & PRESENT else None
 
     def __len__(self) -> int:
         return self.count
@@ -74,11 +70,11 @@ class EventView:
         if name not in EventBatch.FIELDS:
             raise AttributeError(f"EventBatch has no field {name}")
         self._check()
-        if name in COPIED:
-            return self._copies[name]
         view = getattr(self._struct, name)
         if not view.flags & PRESENT:
             return None
+        if name in COPIED:
+            return copied(view)
         if self._arena is None:
             return np.empty(0, DTYPES[view.dtype])
         return self._arena.array(view)

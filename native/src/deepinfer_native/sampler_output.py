@@ -25,18 +25,23 @@ class OutputWriter:
         self.struct.struct_size = ffi.sizeof("di_sampler_output")
         self.struct.chain = CONTRACTS["SamplerOutput"].layout_hash
         self._arrays = [m.name for m in members_of("di_sampler_output") if m.is_view and not m.name.endswith("_device")]
+        self._views = {name: getattr(self.struct, name) for name in self._arrays}
+        self._shown: set[str] = set()
         self._keep: list[Any] = []
 
     def fill(self, output: SamplerOutput) -> Any:
         """Returns the struct. Raises ContractError naming the field that is no contiguous host array."""
         self._keep.clear()
         for name in self._arrays:
-            view = getattr(self.struct, name)
             array = getattr(output, name)
             if array is None or (name in OPTIONAL_ON_HOST and not isinstance(array, np.ndarray)):
-                view.flags, view.data = 0, ffi.NULL
+                if name in self._shown:
+                    self._shown.discard(name)
+                    view = self._views[name]
+                    view.flags, view.data = 0, ffi.NULL
                 continue
-            self._show(name, view, array)
+            self._shown.add(name)
+            self._show(name, self._views[name], array)
         self.struct.confidence_error = output.confidence_error
         return self.struct
 

@@ -101,12 +101,13 @@ class RecordReader(Generic[R]):
 
     def __init__(self, struct: str, make: type[R], key: str, ratios: tuple[int, ...], owner: object) -> None:
         self.struct = ffi.new(f"{struct} *")
+        self._base: Any = getattr(self.struct, "base", None)
         self._make = make
         self._ratios = ratios
         self._owner = owner
         members = members_of(struct)
         self._runs = runs_of(members)
-        self._scalars = [m for m in members if not m.is_view]
+        self._scalars = [(m.name, m.count, "base" in m.path[:-1]) for m in members if not m.is_view]
         self._buffer = ffi.buffer(self.struct)
         at = next(m.offset for m in members if m.name == key)
         self._key = slice(at, at + 8)
@@ -126,12 +127,12 @@ class RecordReader(Generic[R]):
                 slot.raw[i] = raw
                 for m in members:
                     setattr(record, m.name, self._array(slot, m))
-        for m in self._scalars:
-            at = self.struct if len(m.path) == 1 else self.struct.base
-            value = getattr(at, m.name)
-            if m.count:
+        struct, base = self.struct, self._base
+        for name, count, in_base in self._scalars:
+            value = getattr(base if in_base else struct, name)
+            if count:
                 value = {r: int(value[i]) for i, r in enumerate(self._ratios)}
-            setattr(record, m.name, value)
+            setattr(record, name, value)
         return record
 
     def _array(self, slot: Slot[R], m: Member) -> Any:
