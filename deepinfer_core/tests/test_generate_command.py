@@ -186,6 +186,7 @@ def test_failed_prompt_in_text_form_keeps_its_place(run: Run) -> None:
         (("a", "--draft-tokens", "2"), "deepinfer: E_UNSUPPORTED: --draft-tokens: this release does not have"),
         (("a", "--ep", "2"), "deepinfer: E_UNSUPPORTED: ep=2 was asked for"),
         ((), "deepinfer: E_USAGE: no prompts were given"),
+        (("a", "--format", "jsonl"), "deepinfer: E_USAGE: --format is for a prompts file"),
         (("a", "--prompts-file", "x"), "deepinfer: E_USAGE: prompts as arguments and --prompts-file were both given"),
         (("--prompts-file", "/nonexistent/x"), "deepinfer: E_INPUT: cannot read the prompts file /nonexistent/x"),
         (("--prompts-file", "/"), "deepinfer: E_INPUT: cannot read the prompts file /"),

@@ -56,3 +56,23 @@ def test_interrupt_leaves_whole_lines_and_status_130(process: subprocess.Popen[b
     assert len(rows) < PROMPTS
     finished = [row["index"] for row in rows if row["finish_reason"] != "abort"]
     assert finished == sorted(set(finished))
+
+
+def test_standard_input_that_waits_gets_each_answer_at_once(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    command = [sys.executable, str(Path(__file__).with_name("toy_command.py")), "generate", "-", "--json"]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TOY_MODEL": str(tmp_path)},
+    ) as asked:
+        assert asked.stdin is not None
+        assert asked.stdout is not None
+        for prompt in ("one", "two", "three"):
+            asked.stdin.write(prompt.encode() + b"\n")
+            asked.stdin.flush()
+            assert json.loads(asked.stdout.readline())["prompt"] == prompt
+        asked.stdin.close()
+        assert asked.wait(60) == 0

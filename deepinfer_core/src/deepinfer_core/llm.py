@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -108,8 +108,17 @@ class LLM:
         """
         return Stream(self.run(inputs_of(prompts, self._checked(sampling_params)), streaming=True))
 
-    def run(self, inputs: Iterator[PromptInput], *, streaming: bool = False) -> Run:
-        """The requests of ``inputs``, read as places become free; what ``generate`` and ``stream`` are made of."""
+    def run(
+        self,
+        inputs: Iterator[PromptInput],
+        *,
+        streaming: bool = False,
+        is_ready: Callable[[], bool] | None = None,
+    ) -> Run:
+        """The requests of ``inputs``, read as places become free; what ``generate`` and ``stream`` are made of.
+
+        ``is_ready``: whether the next input can be read without waiting, where reading may wait.
+        """
         built = self.built
         return Run(
             self._engine,
@@ -121,6 +130,7 @@ class LLM:
             seed=self.config.seed if self.config.origin("seed") != "default" else None,
             streaming=streaming,
             check_prompt=getattr(self.assembly.model, "check_prompt", None),
+            is_ready=is_ready,
         )
 
     def get_tokenizer(self) -> Tokenizer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 from attrs import frozen
 
@@ -132,7 +132,7 @@ def _object_input(item: Mapping[str, object], params: SamplingParams, line: int 
         return PromptInput(None, params, request_id, line, err)
 
 
-def read_text(source: BinaryIO, params: SamplingParams) -> Iterator[PromptInput]:
+def read_text(source: Iterable[bytes], params: SamplingParams) -> Iterator[PromptInput]:
     """One prompt per line. An empty line is an empty prompt, which is an error at its place."""
     for line, raw in _lines(source):
         try:
@@ -141,7 +141,7 @@ def read_text(source: BinaryIO, params: SamplingParams) -> Iterator[PromptInput]
             yield PromptInput(None, params, line=line, error=_not_utf8(err.start, line))
 
 
-def read_jsonl(source: BinaryIO, params: SamplingParams) -> Iterator[PromptInput]:
+def read_jsonl(source: Iterable[bytes], params: SamplingParams) -> Iterator[PromptInput]:
     """One JSON object per line: ``prompt`` or ``prompt_token_ids``, maybe ``id``, and sampling fields."""
     for line, raw in _lines(source):
         try:
@@ -150,7 +150,7 @@ def read_jsonl(source: BinaryIO, params: SamplingParams) -> Iterator[PromptInput
             yield PromptInput(None, params, line=line, error=err)
 
 
-def _lines(source: BinaryIO) -> Iterator[tuple[int, bytes]]:
+def _lines(source: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
     for line, raw in enumerate(source, 1):
         text = raw.rstrip(b"\r\n")
         yield line, text.removeprefix(b"\xef\xbb\xbf") if line == 1 else text

@@ -52,10 +52,12 @@ class Run:
         seed: int | None,
         streaming: bool,
         check_prompt: Callable[[Sequence[int]], object] | None = None,
+        is_ready: Callable[[], bool] | None = None,
     ) -> None:
         """``seed``: base of the seeds of requests that bring none; None draws random ones.
 
         ``check_prompt``: the model's own check of prompt ids; it raises for what the model cannot read.
+        ``is_ready``: whether the next prompt can be read without waiting; asked while requests run.
         """
         self._engine = engine
         self._tokenizer = tokenizer
@@ -66,6 +68,7 @@ class Run:
         self._seed = seed
         self._streaming = streaming
         self._check_prompt = check_prompt
+        self._is_ready = is_ready
         self._inbox: deque[Request] = deque()
         self._live: dict[int, Request] = {}
         self._cancelled: set[int] = set()
@@ -116,6 +119,8 @@ class Run:
 
     def _feed(self) -> None:
         while self._inputs is not None and len(self._live) < self._window:
+            if self._live and self._is_ready is not None and not self._is_ready():
+                return
             item = next(self._inputs, None)
             if item is None:
                 self._inputs = None

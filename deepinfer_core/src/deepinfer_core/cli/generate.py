@@ -7,7 +7,7 @@ error. Each input has one result, in order, also when it fails; the exit status 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from deepinfer_core.llm import LLM
     from deepinfer_core.prompts import PromptInput
     from deepinfer_core.requests import Request
+    from deepinfer_core.runs import Run
     from deepinfer_core.sampling_params import SamplingParams
 
 SETTINGS = (
@@ -87,14 +88,16 @@ def generate(
     source = _source(prompts, prompts_file)
     config = state.resolve()
     with ExitStack() as stack:
-        inputs = _inputs(stack, prompts, source, form, params)
+        lines = _lines(stack, source)
+        inputs = _inputs(prompts, lines, _form(source, form), params)
         target = _target(stack, out, source)
         llm = stack.enter_context(_llm(config, params))
         as_json = state.json or target is not None
         many = source is not None or len(prompts) > 1
         if stream is None:
             stream = not as_json and not many and sys.stdout.isatty()
-        return _generate(llm, inputs, target, as_json=as_json, stream=stream, headers=many)
+        run = llm.run(inputs, streaming=stream and target is None, is_ready=getattr(lines, "is_ready", None))
+        return _generate(run, target, as_json=as_json, stream=stream, headers=many)
 
 
 def _source(prompts: tuple[str, ...], prompts_file: str | None) -> str | None:
@@ -112,28 +115,50 @@ def _source(prompts: tuple[str, ...], prompts_file: str | None) -> str | None:
     return prompts_file
 
 
+def _lines(stack: ExitStack, source: str | None) -> Iterable[bytes]:
+    """The lines of the prompts file; none for prompts that are arguments."""
+    if source is None:
+        return ()
+    if source == "-":
+        from deepinfer_core.cli.lines import LineReader
+
+        try:
+            return LineReader(sys.stdin.fileno())
+        except OSError:  # a stream in memory
+            return sys.stdin.buffer
+    try:
+        return stack.enter_context(Path(source).open("rb"))  # the stack closes it
+    except OSError as err:
+        raise InvalidInputFile(
+            f"cannot read the prompts file {source}",
+            reason=err.strerror or str(err),
+            remedy="check --prompts-file",
+            details={"path": source},
+        ) from err
+
+
+def _form(source: str | None, form: str) -> str:
+    if source is None:
+        if form != "auto":
+            raise CommandUsageError("--format is for a prompts file", remedy="give --prompts-file too, or leave it out")
+        return "arguments"
+    if form != "auto":
+        return form
+    return "jsonl" if Path(source).suffix in (".jsonl", ".ndjson", ".json") else "text"
+
+
 def _inputs(
-    stack: ExitStack, prompts: tuple[str, ...], source: str | None, form: str, params: SamplingParams
+    prompts: tuple[str, ...], lines: Iterable[bytes], form: str, params: SamplingParams
 ) -> Iterator[PromptInput]:
     from deepinfer_core.prompts import inputs_of, read_jsonl, read_text
 
-    if source is None:
-        return inputs_of(list(prompts), params)
-    if form == "auto":
-        form = "jsonl" if Path(source).suffix in (".jsonl", ".ndjson", ".json") else "text"
-    if source == "-":
-        stream: BinaryIO = sys.stdin.buffer
-    else:
-        try:
-            stream = stack.enter_context(Path(source).open("rb"))  # noqa: SIM115  # the stack closes it
-        except OSError as err:
-            raise InvalidInputFile(
-                f"cannot read the prompts file {source}",
-                reason=err.strerror or str(err),
-                remedy="check --prompts-file",
-                details={"path": source},
-            ) from err
-    return read_jsonl(stream, params) if form == "jsonl" else read_text(stream, params)
+    match form:
+        case "jsonl":
+            return read_jsonl(lines, params)
+        case "text":
+            return read_text(lines, params)
+        case _:
+            return inputs_of(list(prompts), params)
 
 
 def _target(stack: ExitStack, out: str | None, source: str | None) -> BinaryIO | None:
@@ -168,9 +193,7 @@ def _llm(config: EngineConfig, params: SamplingParams) -> LLM:
     return llm
 
 
-def _generate(
-    llm: LLM, inputs: Iterator[PromptInput], target: BinaryIO | None, *, as_json: bool, stream: bool, headers: bool
-) -> int:
+def _generate(run: Run, target: BinaryIO | None, *, as_json: bool, stream: bool, headers: bool) -> int:
     from deepinfer_core.cli.results import OrderedWriter, Progress
     from deepinfer_core.interrupts import HeldInterrupt
 
@@ -180,7 +203,6 @@ def _generate(
     output: BinaryIO = target if target is not None else sys.stdout.buffer
     writer = OrderedWriter(output, "json" if as_json else "text", streaming=streaming, headers=headers)
     progress = Progress(enabled=target is not None or not sys.stdout.isatty())
-    run = llm.run(inputs, streaming=streaming)
     failed = 0
     try:
         for request in run:
