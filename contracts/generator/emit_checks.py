@@ -34,6 +34,23 @@ static inline int64_t di_index(int64_t i, int64_t n)
     return at >= 0 && at < n ? at : -1;
 }
 
+/* Compilers vectorise this only when told to, and it is most of the work of level BOUNDARY. */
+#if defined(__GNUC__) && !defined(__clang__)
+#define DI_VECTORISE __attribute__((optimize("O3")))
+#else
+#define DI_VECTORISE
+#endif
+
+/* Whether every x is in [low, high]; the bounds may lie outside of 32 bits. */
+DI_VECTORISE static bool di_in_range(const int32_t *x, int64_t n, int64_t low, int64_t high)
+{
+    if (n > 0 && (low > INT32_MAX || high < INT32_MIN || low > high)) return false;
+    const int32_t a = (int32_t)di_max(low, INT32_MIN), b = (int32_t)di_min(high, INT32_MAX);
+    uint32_t out = 0;
+    for (int64_t i = 0; i < n; i++) out |= (uint32_t)(x[i] < a) | (uint32_t)(x[i] > b);
+    return out == 0;
+}
+
 static inline int64_t di_whole(double x) { return x >= -9e18 && x <= 9e18 ? (int64_t)x : 0; }
 
 static bool di_present(const di_view *v) { return (v->flags & DI_VIEW_PRESENT) != 0; }
@@ -134,10 +151,14 @@ static int di_view_fault(const di_view *v, bool allowed, bool required, int32_t 
     if (v->dtype != dtype) return 2;
     *value = v->ndim;
     if (v->ndim != ndim) return 3;
-    int64_t step = 1;
-    for (int32_t d = ndim - 1; d >= 0; d--) {
+    bool empty = false;
+    for (int32_t d = 0; d < ndim; d++) {
         *value = v->shape[d];
         if (v->shape[d] < 0 || v->shape[d] > INT32_MAX) return 3;
+        empty = empty || v->shape[d] == 0;
+    }
+    int64_t step = 1;
+    for (int32_t d = ndim - 1; d >= 0 && !empty; d--) {
         *value = v->stride[d];
         if (v->shape[d] > 1 && v->stride[d] != step) return 4;
         step = di_mul(step, v->shape[d]);
@@ -350,6 +371,9 @@ class _Emitter:
         if not loop.statements:
             # Branch-free so that compilers vectorise it; the slow search runs only for a violation.
             n = loop.bound()
+            bounds = self.range_of(rule.body[0], s)
+            if bounds:
+                s.lines.append(f"if (di_in_range({bounds})) continue;")
             s.lines += [
                 f"const int64_t n = {n}; int ok = 1;",
                 f"for (int64_t i = 0; i < n; i++) ok &= {condition};",
@@ -376,6 +400,29 @@ class _Emitter:
             *loop.after,
             f"if ({loop.differing()}) {self.past_end(rule, s, site)}",
         ]
+
+    def range_of(self, e: Expr, s: Scratch) -> str:
+        """Arguments of `di_in_range` if ``e`` bounds one int32 field by scalars, else ""."""
+        parts = e.args if e.op == "and" else (e,)
+        sides = []  # (field, bound, whether the field is below it, strictly)
+        for part in parts:
+            if part.op not in ("<", "<=", ">", ">=") or part.args[0].vector == part.args[1].vector:
+                return ""
+            x, bound = part.args if part.args[0].vector else part.args[::-1]
+            if x.op != "field" or x.column >= 0 or s.field_of(x.owner, x.name).dtype != "i32":
+                return ""
+            sides.append((x, bound, (part.op in ("<", "<=")) == part.args[0].vector, part.op in ("<", ">")))
+        if len({(x.owner, x.name) for x, *_ in sides}) != 1:
+            return ""
+        low, high = "INT32_MIN", "INT32_MAX"
+        for _, bound, below, strict in sides:
+            value = Loop(s).hoist(bound)
+            if below:
+                high = f"di_sub({value}, 1)" if strict else value
+            else:
+                low = f"di_add({value}, 1)" if strict else value
+        k = s.array(sides[0][0].owner, sides[0][0].name)
+        return f"f{k}, n{k}, {low}, {high}"
 
     def past_end(self, rule: Rule, s: Scratch, site: str) -> str:
         """A vector ends at ``n`` where another one goes on; show the value there, if there is one."""

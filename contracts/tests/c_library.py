@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from attrs import frozen
+
 from deepinfer_contracts import CONTRACTS, ContractViolation, Limits, Record, get_cdef, rule_text, validate
 from deepinfer_contracts.cdata import limits_to_c, record_to_c
 

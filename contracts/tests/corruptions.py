@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+
 from deepinfer_contracts import CONTRACTS, Record
 
 Put = Callable[[Any], None]

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import deepinfer_contracts
 import numpy as np
+
+import deepinfer_contracts
 from deepinfer_contracts import CONTRACTS, DTYPES, Limits, Record
 
 _DATA = json.loads((Path(__file__).parent / "vectors" / "steps.json").read_text(encoding="utf-8"))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from c_library import CLibrary, python_verdict
 from corruptions import corruptions
-from deepinfer_contracts import Level
 from recorded import CASES, limits, record
+
+from deepinfer_contracts import Level
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 from c_library import CLibrary
+
 from deepinfer_contracts import CONTRACTS, ContractInfo, ContractMismatch, Declared, compatible, library_table, verify
 
 # Pinned by hand: a change here is a change of the released layout.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import attrs
-import deepinfer_contracts
 import numpy as np
 import pytest
+from recorded import limits, record
+
+import deepinfer_contracts
 from deepinfer_contracts import (
     CLAIMS,
     CONTRACTS,
@@ -15,7 +17,6 @@ from deepinfer_contracts import (
     Level,
     SamplerOutput,
 )
-from recorded import limits, record
 
 
 @pytest.mark.parametrize("name", CONTRACTS)
@@ -44,7 +45,7 @@ def test_violation_names_contract_field_check_values_and_step() -> None:
     r.ks = None
     r.klen[2][4] += 1
     with pytest.raises(ContractViolation) as caught:
-        r.validate(limits(), step_id=812)
+        r.validate(limits(), Level.FULL, step_id=812)
     e = caught.value
     assert (e.contract, e.field, e.check, e.step_id) == (
         "InputMetadataV41",

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from c_library import CLibrary, python_verdict
 from corruptions import corruptions
+from recorded import CASES, limits, record
+
 from deepinfer_contracts import ContractViolation, Level, ReplayMode, validate
 from deepinfer_contracts._evaluate import Env
 from deepinfer_contracts._validation import SPECS, _largest, _Run
-from recorded import CASES, limits, record
 
 
 def i32(*values: Any) -> np.ndarray[Any, Any]:
@@ -109,6 +110,7 @@ SPECIAL: list[tuple[Callable[[], Any], dict[str, int], Callable[[Any], None], st
         put("rp_ca_offset_len", (1, 1), 99),
         "all(rp_ca_offset_len[r][:, 1] == (rp_positions + 1) // r)",
     ),
+    (replayed, REPLAY, put("rp_ca_offset_len", (1, 0), -1), "all(rp_ca_offset_len[r] >= 0)"),
     (replayed, REPLAY, put("rp_slot_swa", 0, 60), "all(-1 <= rp_slot_swa < num_swa_slots * SW)"),
     (replayed, REPLAY, longer_history, "LS <= 3 * N"),
     (replayed, REPLAY, put("load_main", (0, 2), 5), "all(load_main[r][:, 2] <= BS // r)"),

@@ -36,6 +36,23 @@ static inline int64_t di_index(int64_t i, int64_t n)
     return at >= 0 && at < n ? at : -1;
 }
 
+/* Compilers vectorise this only when told to, and it is most of the work of level BOUNDARY. */
+#if defined(__GNUC__) && !defined(__clang__)
+#define DI_VECTORISE __attribute__((optimize("O3")))
+#else
+#define DI_VECTORISE
+#endif
+
+/* Whether every x is in [low, high]; the bounds may lie outside of 32 bits. */
+DI_VECTORISE static bool di_in_range(const int32_t *x, int64_t n, int64_t low, int64_t high)
+{
+    if (n > 0 && (low > INT32_MAX || high < INT32_MIN || low > high)) return false;
+    const int32_t a = (int32_t)di_max(low, INT32_MIN), b = (int32_t)di_min(high, INT32_MAX);
+    uint32_t out = 0;
+    for (int64_t i = 0; i < n; i++) out |= (uint32_t)(x[i] < a) | (uint32_t)(x[i] > b);
+    return out == 0;
+}
+
 static inline int64_t di_whole(double x) { return x >= -9e18 && x <= 9e18 ? (int64_t)x : 0; }
 
 static bool di_present(const di_view *v) { return (v->flags & DI_VIEW_PRESENT) != 0; }
@@ -136,10 +153,14 @@ static int di_view_fault(const di_view *v, bool allowed, bool required, int32_t 
     if (v->dtype != dtype) return 2;
     *value = v->ndim;
     if (v->ndim != ndim) return 3;
-    int64_t step = 1;
-    for (int32_t d = ndim - 1; d >= 0; d--) {
+    bool empty = false;
+    for (int32_t d = 0; d < ndim; d++) {
         *value = v->shape[d];
         if (v->shape[d] < 0 || v->shape[d] > INT32_MAX) return 3;
+        empty = empty || v->shape[d] == 0;
+    }
+    int64_t step = 1;
+    for (int32_t d = ndim - 1; d >= 0 && !empty; d--) {
         *value = v->stride[d];
         if (v->shape[d] > 1 && v->stride[d] != step) return 4;
         step = di_mul(step, v->shape[d]);
@@ -583,6 +604,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->row_slot)) continue;
         const int32_t *f0 = rec->row_slot.data; const int64_t n0 = di_size(&rec->row_slot);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(1), (int64_t)l->max_num_seqs)) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= (int64_t)l->max_num_seqs));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -604,23 +626,25 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->seqlens_q)) continue;
         const int32_t *f0 = rec->seqlens_q.data; const int64_t n0 = di_size(&rec->seqlens_q);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(1), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(1));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(((int64_t)f0[i]) >= INT64_C(1))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 11, 14, -1, "SchedulerOutputs.seqlens_q", "all(seqlens_q >= 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
-    /* seqlens_q: all(arange(N) < num_decode_reqs implies seqlens_q <= Q) */
+    /* seqlens_q: num_decode_reqs > 0 implies all(arange(N) < num_decode_reqs implies seqlens_q <= Q) */
     do {
         if (!di_readable(&rec->seqlens_q)) continue;
         const int32_t *f0 = rec->seqlens_q.data; const int64_t n0 = di_size(&rec->seqlens_q);
         (void)f0; (void)n0;
         const int64_t d_N = (int64_t)rec->num_reqs;
+        if (!((int64_t)rec->num_decode_reqs > INT64_C(0))) continue;
         const int64_t s1 = di_add((int64_t)l->num_draft, INT64_C(1));
         const int64_t n = di_min(di_max(d_N, 0), n0); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (!((i) < (int64_t)rec->num_decode_reqs) || (((int64_t)f0[i]) <= s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(!((i) < (int64_t)rec->num_decode_reqs) || (((int64_t)f0[i]) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 11, 15, -1, "SchedulerOutputs.seqlens_q", "all(arange(N) < num_decode_reqs implies seqlens_q <= Q)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (di_max(d_N, 0) != n0) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 11, 15, -1, "SchedulerOutputs.seqlens_q", "all(arange(N) < num_decode_reqs implies seqlens_q <= Q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (!(!((i) < (int64_t)rec->num_decode_reqs) || (((int64_t)f0[i]) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 11, 15, -1, "SchedulerOutputs.seqlens_q", "num_decode_reqs > 0 implies all(arange(N) < num_decode_reqs implies seqlens_q <= Q)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (di_max(d_N, 0) != n0) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 11, 15, -1, "SchedulerOutputs.seqlens_q", "num_decode_reqs > 0 implies all(arange(N) < num_decode_reqs implies seqlens_q <= Q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* seqlens_q: sum(seqlens_q) == num_batched_tokens */
     do {
@@ -655,7 +679,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!(((int64_t)f0[i]) >= ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 17, -1, "SchedulerOutputs.seqlens_k", "all(seqlens_k >= seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 17, -1, "SchedulerOutputs.seqlens_k", "all(seqlens_k >= seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
-    /* seqlens_k: all(arange(N) < num_decode_reqs implies seqlens_k - seqlens_q + Q + K <= max_pos) */
+    /* seqlens_k: num_decode_reqs > 0 implies all(arange(N) < num_decode_reqs implies seqlens_k - seqlens_q + Q + K <= max_pos) */
     do {
         if (!di_readable(&rec->seqlens_k)) continue;
         const int32_t *f0 = rec->seqlens_k.data; const int64_t n0 = di_size(&rec->seqlens_k);
@@ -664,14 +688,15 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const int32_t *f1 = rec->seqlens_q.data; const int64_t n1 = di_size(&rec->seqlens_q);
         (void)f1; (void)n1;
         const int64_t d_N = (int64_t)rec->num_reqs;
+        if (!((int64_t)rec->num_decode_reqs > INT64_C(0))) continue;
         const int64_t s1 = di_add((int64_t)l->num_draft, INT64_C(1));
         const int64_t n = di_min(di_min(di_max(d_N, 0), n0), n1); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (!((i) < (int64_t)rec->num_decode_reqs) || (di_add(di_add(di_sub(((int64_t)f0[i]), ((int64_t)f1[i])), s1), (int64_t)l->num_draft) <= (int64_t)l->max_pos));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(!((i) < (int64_t)rec->num_decode_reqs) || (di_add(di_add(di_sub(((int64_t)f0[i]), ((int64_t)f1[i])), s1), (int64_t)l->num_draft) <= (int64_t)l->max_pos))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 18, -1, "SchedulerOutputs.seqlens_k", "all(arange(N) < num_decode_reqs implies seqlens_k - seqlens_q + Q + K <= max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 18, -1, "SchedulerOutputs.seqlens_k", "all(arange(N) < num_decode_reqs implies seqlens_k - seqlens_q + Q + K <= max_pos)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (!(!((i) < (int64_t)rec->num_decode_reqs) || (di_add(di_add(di_sub(((int64_t)f0[i]), ((int64_t)f1[i])), s1), (int64_t)l->num_draft) <= (int64_t)l->max_pos))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 18, -1, "SchedulerOutputs.seqlens_k", "num_decode_reqs > 0 implies all(arange(N) < num_decode_reqs implies seqlens_k - seqlens_q + Q + K <= max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 18, -1, "SchedulerOutputs.seqlens_k", "num_decode_reqs > 0 implies all(arange(N) < num_decode_reqs implies seqlens_k - seqlens_q + Q + K <= max_pos)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
-    /* seqlens_k: all(arange(N) >= num_decode_reqs implies seqlens_k <= minimum(max_pos, full_len)) */
+    /* seqlens_k: num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies seqlens_k <= minimum(max_pos, full_len)) */
     do {
         if (!di_readable(&rec->seqlens_k)) continue;
         const int32_t *f0 = rec->seqlens_k.data; const int64_t n0 = di_size(&rec->seqlens_k);
@@ -680,11 +705,12 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const int32_t *f1 = rec->full_len.data; const int64_t n1 = di_size(&rec->full_len);
         (void)f1; (void)n1;
         const int64_t d_N = (int64_t)rec->num_reqs;
+        if (!((int64_t)rec->num_decode_reqs < d_N)) continue;
         const int64_t n = di_min(di_min(di_max(d_N, 0), n0), n1); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (!((i) >= (int64_t)rec->num_decode_reqs) || (((int64_t)f0[i]) <= di_min((int64_t)l->max_pos, ((int64_t)f1[i]))));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(!((i) >= (int64_t)rec->num_decode_reqs) || (((int64_t)f0[i]) <= di_min((int64_t)l->max_pos, ((int64_t)f1[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 19, -1, "SchedulerOutputs.seqlens_k", "all(arange(N) >= num_decode_reqs implies seqlens_k <= minimum(max_pos, full_len))", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 19, -1, "SchedulerOutputs.seqlens_k", "all(arange(N) >= num_decode_reqs implies seqlens_k <= minimum(max_pos, full_len))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (!(!((i) >= (int64_t)rec->num_decode_reqs) || (((int64_t)f0[i]) <= di_min((int64_t)l->max_pos, ((int64_t)f1[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 19, -1, "SchedulerOutputs.seqlens_k", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies seqlens_k <= minimum(max_pos, full_len))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 19, -1, "SchedulerOutputs.seqlens_k", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies seqlens_k <= minimum(max_pos, full_len))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* cached: all(0 <= cached <= seqlens_k - seqlens_q) */
     do {
@@ -718,6 +744,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->full_len)) continue;
         const int32_t *f0 = rec->full_len.data; const int64_t n0 = di_size(&rec->full_len);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(1), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(1));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -733,7 +760,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(((int64_t)f0[i]) <= INT64_C(1))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 16, 23, -1, "SchedulerOutputs.is_last_chunk", "all(is_last_chunk <= 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
-    /* is_last_chunk: all(arange(N) >= num_decode_reqs implies (is_last_chunk == 1) == (seqlens_k == full_len)) */
+    /* is_last_chunk: num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies (is_last_chunk == 1) == (seqlens_k == full_len)) */
     do {
         if (!di_readable(&rec->is_last_chunk)) continue;
         const uint8_t *f0 = rec->is_last_chunk.data; const int64_t n0 = di_size(&rec->is_last_chunk);
@@ -745,17 +772,19 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const int32_t *f2 = rec->full_len.data; const int64_t n2 = di_size(&rec->full_len);
         (void)f2; (void)n2;
         const int64_t d_N = (int64_t)rec->num_reqs;
+        if (!((int64_t)rec->num_decode_reqs < d_N)) continue;
         const int64_t n = di_min(di_min(di_min(di_max(d_N, 0), n0), n1), n2); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (!((i) >= (int64_t)rec->num_decode_reqs) || ((((int64_t)f0[i]) == INT64_C(1)) == (((int64_t)f1[i]) == ((int64_t)f2[i]))));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(!((i) >= (int64_t)rec->num_decode_reqs) || ((((int64_t)f0[i]) == INT64_C(1)) == (((int64_t)f1[i]) == ((int64_t)f2[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 16, 24, -1, "SchedulerOutputs.is_last_chunk", "all(arange(N) >= num_decode_reqs implies (is_last_chunk == 1) == (seqlens_k == full_len))", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1 || di_max(d_N, 0) != n2) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 16, 24, -1, "SchedulerOutputs.is_last_chunk", "all(arange(N) >= num_decode_reqs implies (is_last_chunk == 1) == (seqlens_k == full_len))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (!(!((i) >= (int64_t)rec->num_decode_reqs) || ((((int64_t)f0[i]) == INT64_C(1)) == (((int64_t)f1[i]) == ((int64_t)f2[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 16, 24, -1, "SchedulerOutputs.is_last_chunk", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies (is_last_chunk == 1) == (seqlens_k == full_len))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1 || di_max(d_N, 0) != n2) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 16, 24, -1, "SchedulerOutputs.is_last_chunk", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies (is_last_chunk == 1) == (seqlens_k == full_len))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* remap: all(-1 <= remap < max_num_seqs) */
     do {
         if (!di_readable(&rec->remap)) continue;
         const int32_t *f0 = rec->remap.data; const int64_t n0 = di_size(&rec->remap);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)l->max_num_seqs, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->max_num_seqs));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -802,6 +831,8 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const int32_t *f0 = rec->state_slot.data; const int64_t n0 = di_size(&rec->state_slot);
         (void)f0; (void)n0;
         const int64_t s1 = di_max((int64_t)l->num_state_slots, INT64_C(1));
+        const int64_t s2 = di_max((int64_t)l->num_state_slots, INT64_C(1));
+        if (di_in_range(f0, n0, INT64_C(0), di_sub(s2, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -824,6 +855,8 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const int32_t *f0 = rec->swa_slot.data; const int64_t n0 = di_size(&rec->swa_slot);
         (void)f0; (void)n0;
         const int64_t s1 = di_max((int64_t)l->num_swa_slots, INT64_C(1));
+        const int64_t s2 = di_max((int64_t)l->num_swa_slots, INT64_C(1));
+        if (di_in_range(f0, n0, INT64_C(0), di_sub(s2, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -845,6 +878,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->draft_read_slot)) continue;
         const int32_t *f0 = rec->draft_read_slot.data; const int64_t n0 = di_size(&rec->draft_read_slot);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), (int64_t)l->max_num_seqs)) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= (int64_t)l->max_num_seqs));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -855,6 +889,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->draft_write_slot)) continue;
         const int32_t *f0 = rec->draft_write_slot.data; const int64_t n0 = di_size(&rec->draft_write_slot);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), (int64_t)l->max_num_seqs)) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= (int64_t)l->max_num_seqs));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -865,12 +900,13 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->swa_valid_start)) continue;
         const int32_t *f0 = rec->swa_valid_start.data; const int64_t n0 = di_size(&rec->swa_valid_start);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(0));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!(((int64_t)f0[i]) >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 22, 35, -1, "SchedulerOutputs.swa_valid_start", "all(swa_valid_start >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
-    /* swa_valid_start: all(arange(N) >= num_decode_reqs implies swa_valid_start <= seqlens_k - seqlens_q) */
+    /* swa_valid_start: num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies swa_valid_start <= seqlens_k - seqlens_q) */
     do {
         if (!di_readable(&rec->swa_valid_start)) continue;
         const int32_t *f0 = rec->swa_valid_start.data; const int64_t n0 = di_size(&rec->swa_valid_start);
@@ -882,11 +918,12 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const int32_t *f2 = rec->seqlens_q.data; const int64_t n2 = di_size(&rec->seqlens_q);
         (void)f2; (void)n2;
         const int64_t d_N = (int64_t)rec->num_reqs;
+        if (!((int64_t)rec->num_decode_reqs < d_N)) continue;
         const int64_t n = di_min(di_min(di_min(di_max(d_N, 0), n0), n1), n2); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (!((i) >= (int64_t)rec->num_decode_reqs) || (((int64_t)f0[i]) <= di_sub(((int64_t)f1[i]), ((int64_t)f2[i]))));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(!((i) >= (int64_t)rec->num_decode_reqs) || (((int64_t)f0[i]) <= di_sub(((int64_t)f1[i]), ((int64_t)f2[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 22, 36, -1, "SchedulerOutputs.swa_valid_start", "all(arange(N) >= num_decode_reqs implies swa_valid_start <= seqlens_k - seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1 || di_max(d_N, 0) != n2) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 22, 36, -1, "SchedulerOutputs.swa_valid_start", "all(arange(N) >= num_decode_reqs implies swa_valid_start <= seqlens_k - seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (!(!((i) >= (int64_t)rec->num_decode_reqs) || (((int64_t)f0[i]) <= di_sub(((int64_t)f1[i]), ((int64_t)f2[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 22, 36, -1, "SchedulerOutputs.swa_valid_start", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies swa_valid_start <= seqlens_k - seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1 || di_max(d_N, 0) != n2) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 22, 36, -1, "SchedulerOutputs.swa_valid_start", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies swa_valid_start <= seqlens_k - seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* bt_offsets: bt_offsets[0] == 0 */
     do {
@@ -932,6 +969,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->bt_ids)) continue;
         const int32_t *f0 = rec->bt_ids.data; const int64_t n0 = di_size(&rec->bt_ids);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(1), di_sub((int64_t)l->num_blocks, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->num_blocks));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -1226,6 +1264,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->hit_tokens)) continue;
         const int32_t *f0 = rec->hit_tokens.data; const int64_t n0 = di_size(&rec->hit_tokens);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(0));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -1236,6 +1275,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->replayed_tokens)) continue;
         const int32_t *f0 = rec->replayed_tokens.data; const int64_t n0 = di_size(&rec->replayed_tokens);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(0));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -1356,7 +1396,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
     /* cp_mirror_len: cp == 1 implies cp_mirror_len == 0 */
     do {
         if (!((int64_t)l->cp == INT64_C(1))) continue;
-        if (!((int64_t)rec->cp_mirror_len == INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 15, 21, -1, "InputMetadata.cp_mirror_len", "cp == 1 implies cp_mirror_len == 0", step_id}, -1, 0, true, (int64_t)rec->cp_mirror_len);
+        if (!((int64_t)rec->cp_mirror_len == INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 15, 22, -1, "InputMetadata.cp_mirror_len", "cp == 1 implies cp_mirror_len == 0", step_id}, -1, 0, true, (int64_t)rec->cp_mirror_len);
     } while (0);
     do {
         const di_view *v = &rec->input_ids; if (!di_present(v)) continue;
@@ -1449,6 +1489,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         if (!di_readable(&rec->input_ids)) continue;
         const int32_t *f0 = rec->input_ids.data; const int64_t n0 = di_size(&rec->input_ids);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -1459,13 +1500,14 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         if (!di_readable(&rec->positions)) continue;
         const int32_t *f0 = rec->positions.data; const int64_t n0 = di_size(&rec->positions);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->max_pos, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->max_pos));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->max_pos))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 6, 4, -1, "InputMetadata.positions", "all(0 <= positions < max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* positions: all(positions == repeat(diff(cu_seqlens_k) - diff(cu_seqlens_q), diff(cu_seqlens_q)) + ramp(diff(cu_seqlens_q))) */
-    do {
+    if (level >= DI_LEVEL_FULL) do {
         if (!di_readable(&rec->positions)) continue;
         const int32_t *f0 = rec->positions.data; const int64_t n0 = di_size(&rec->positions);
         (void)f0; (void)n0;
@@ -1507,7 +1549,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         if (rest2 || rest4) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 6, 5, -1, "InputMetadata.positions", "all(positions == repeat(diff(cu_seqlens_k) - diff(cu_seqlens_q), diff(cu_seqlens_q)) + ramp(diff(cu_seqlens_q)))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* positions: all(positions == repeat(seqlens_k - seqlens_q, seqlens_q) + ramp(seqlens_q)) */
-    do {
+    if (level >= DI_LEVEL_FULL) do {
         if (!di_readable(&rec->positions)) continue;
         const int32_t *f0 = rec->positions.data; const int64_t n0 = di_size(&rec->positions);
         (void)f0; (void)n0;
@@ -1553,6 +1595,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         if (!di_readable(&rec->ngram_token_ids)) continue;
         const int32_t *f0 = rec->ngram_token_ids.data; const int64_t n0 = di_size(&rec->ngram_token_ids);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(0));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -1564,6 +1607,8 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         const int32_t *f0 = rec->seqlens_q.data; const int64_t n0 = di_size(&rec->seqlens_q);
         (void)f0; (void)n0;
         const int64_t s1 = di_add((int64_t)l->num_draft, INT64_C(1));
+        const int64_t s2 = di_add((int64_t)l->num_draft, INT64_C(1));
+        if (di_in_range(f0, n0, INT64_C(1), s2)) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -1723,8 +1768,20 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 13, 19, -1, "InputMetadata.cu_seqlens_k", "all(diff(cu_seqlens_k) == step.seqlens_k)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
         if (di_max(n0 - 1, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 13, 19, -1, "InputMetadata.cu_seqlens_k", "all(diff(cu_seqlens_k) == step.seqlens_k)", step_id}, n, 0, true, (n < di_max(n0 - 1, 0) ? di_sub(((int64_t)f0[(n + 1)]), ((int64_t)f0[n])) : 0));
     } while (0);
-    /* cu_seqlens_q_incl: all(cu_seqlens_q_incl == cumsum(seqlens_q)) */
+    /* cu_seqlens_q_incl: all(1 <= cu_seqlens_q_incl <= T) */
     do {
+        if (!di_readable(&rec->cu_seqlens_q_incl)) continue;
+        const int32_t *f0 = rec->cu_seqlens_q_incl.data; const int64_t n0 = di_size(&rec->cu_seqlens_q_incl);
+        (void)f0; (void)n0;
+        const int64_t d_T = (int64_t)rec->total_q;
+        if (di_in_range(f0, n0, INT64_C(1), d_T)) continue;
+        const int64_t n = n0; int ok = 1;
+        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= d_T));
+        if (!ok) for (int64_t i = 0; i < n; i++)
+        if (!((INT64_C(1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 14, 20, -1, "InputMetadata.cu_seqlens_q_incl", "all(1 <= cu_seqlens_q_incl <= T)", step_id}, i, 0, true, ((int64_t)f0[i]));
+    } while (0);
+    /* cu_seqlens_q_incl: all(cu_seqlens_q_incl == cumsum(seqlens_q)) */
+    if (level >= DI_LEVEL_FULL) do {
         if (!di_readable(&rec->cu_seqlens_q_incl)) continue;
         const int32_t *f0 = rec->cu_seqlens_q_incl.data; const int64_t n0 = di_size(&rec->cu_seqlens_q_incl);
         (void)f0; (void)n0;
@@ -1737,8 +1794,8 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
             c1 = di_add(c1, ((int64_t)f1[i]));
             if (!(((int64_t)f0[i]) == c1)) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 14, 20, -1, "InputMetadata.cu_seqlens_q_incl", "all(cu_seqlens_q_incl == cumsum(seqlens_q))", step_id}, bad, 0, true, shown);
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 14, 20, -1, "InputMetadata.cu_seqlens_q_incl", "all(cu_seqlens_q_incl == cumsum(seqlens_q))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 14, 21, -1, "InputMetadata.cu_seqlens_q_incl", "all(cu_seqlens_q_incl == cumsum(seqlens_q))", step_id}, bad, 0, true, shown);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 14, 21, -1, "InputMetadata.cu_seqlens_q_incl", "all(cu_seqlens_q_incl == cumsum(seqlens_q))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* cp_mirror_len: cp > 1 implies cp_mirror_len == 2 * sum((diff(cu_seqlens_q) + 2 * cp - 1) // (2 * cp)) */
     do {
@@ -1754,7 +1811,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
                 red3 = di_add(red3, di_floordiv(di_sub(di_add(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])), s1), INT64_C(1)), s2));
             }
         }
-        if (!((int64_t)rec->cp_mirror_len == di_mul(INT64_C(2), red3))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 15, 22, -1, "InputMetadata.cp_mirror_len", "cp > 1 implies cp_mirror_len == 2 * sum((diff(cu_seqlens_q) + 2 * cp - 1) // (2 * cp))", step_id}, -1, 0, true, (int64_t)rec->cp_mirror_len);
+        if (!((int64_t)rec->cp_mirror_len == di_mul(INT64_C(2), red3))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 15, 23, -1, "InputMetadata.cp_mirror_len", "cp > 1 implies cp_mirror_len == 2 * sum((diff(cu_seqlens_q) + 2 * cp - 1) // (2 * cp))", step_id}, -1, 0, true, (int64_t)rec->cp_mirror_len);
     } while (0);
     /* mirror_index: all(-1 <= mirror_index < T) */
     do {
@@ -1762,20 +1819,22 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         const int32_t *f0 = rec->mirror_index.data; const int64_t n0 = di_size(&rec->mirror_index);
         (void)f0; (void)n0;
         const int64_t d_T = (int64_t)rec->total_q;
+        if (di_in_range(f0, n0, INT64_C(-1), di_sub(d_T, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < d_T));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 16, 23, -1, "InputMetadata.mirror_index", "all(-1 <= mirror_index < T)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 16, 24, -1, "InputMetadata.mirror_index", "all(-1 <= mirror_index < T)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* mirror_reverse: all(-1 <= mirror_reverse < cp_mirror_len) */
     do {
         if (!di_readable(&rec->mirror_reverse)) continue;
         const int32_t *f0 = rec->mirror_reverse.data; const int64_t n0 = di_size(&rec->mirror_reverse);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)rec->cp_mirror_len, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)rec->cp_mirror_len));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)rec->cp_mirror_len))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 17, 24, -1, "InputMetadata.mirror_reverse", "all(-1 <= mirror_reverse < cp_mirror_len)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)rec->cp_mirror_len))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 17, 25, -1, "InputMetadata.mirror_reverse", "all(-1 <= mirror_reverse < cp_mirror_len)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     return 0;
 }
@@ -1981,15 +2040,15 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
     /* cp_mirror_len: cp == 1 implies cp_mirror_len == 0 */
     do {
         if (!((int64_t)l->cp == INT64_C(1))) continue;
-        if (!((int64_t)rec->base.cp_mirror_len == INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 15, 21, -1, "InputMetadataV41.cp_mirror_len", "cp == 1 implies cp_mirror_len == 0", step_id}, -1, 0, true, (int64_t)rec->base.cp_mirror_len);
+        if (!((int64_t)rec->base.cp_mirror_len == INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 15, 22, -1, "InputMetadataV41.cp_mirror_len", "cp == 1 implies cp_mirror_len == 0", step_id}, -1, 0, true, (int64_t)rec->base.cp_mirror_len);
     } while (0);
     /* rp_cp_mirror_len: rp_cp_mirror_len >= 0 */
     do {
-        if (!((int64_t)rec->rp_cp_mirror_len >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 49, 93, -1, "InputMetadataV41.rp_cp_mirror_len", "rp_cp_mirror_len >= 0", step_id}, -1, 0, true, (int64_t)rec->rp_cp_mirror_len);
+        if (!((int64_t)rec->rp_cp_mirror_len >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 49, 102, -1, "InputMetadataV41.rp_cp_mirror_len", "rp_cp_mirror_len >= 0", step_id}, -1, 0, true, (int64_t)rec->rp_cp_mirror_len);
     } while (0);
     /* rp_cp_contrib_pad: rp_cp_contrib_pad >= 0 */
     do {
-        if (!((int64_t)rec->rp_cp_contrib_pad >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 50, 94, -1, "InputMetadataV41.rp_cp_contrib_pad", "rp_cp_contrib_pad >= 0", step_id}, -1, 0, true, (int64_t)rec->rp_cp_contrib_pad);
+        if (!((int64_t)rec->rp_cp_contrib_pad >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 50, 103, -1, "InputMetadataV41.rp_cp_contrib_pad", "rp_cp_contrib_pad >= 0", step_id}, -1, 0, true, (int64_t)rec->rp_cp_contrib_pad);
     } while (0);
     int64_t free_d_LS = -1; (void)free_d_LS;
     int64_t free_d_LC_r[DI_MAX_RATIOS] = {0}; (void)free_d_LC_r;
@@ -2360,6 +2419,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->base.input_ids)) continue;
         const int32_t *f0 = rec->base.input_ids.data; const int64_t n0 = di_size(&rec->base.input_ids);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -2370,13 +2430,14 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->base.positions)) continue;
         const int32_t *f0 = rec->base.positions.data; const int64_t n0 = di_size(&rec->base.positions);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->max_pos, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->max_pos));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->max_pos))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 6, 4, -1, "InputMetadataV41.positions", "all(0 <= positions < max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* positions: all(positions == repeat(diff(cu_seqlens_k) - diff(cu_seqlens_q), diff(cu_seqlens_q)) + ramp(diff(cu_seqlens_q))) */
-    do {
+    if (level >= DI_LEVEL_FULL) do {
         if (!di_readable(&rec->base.positions)) continue;
         const int32_t *f0 = rec->base.positions.data; const int64_t n0 = di_size(&rec->base.positions);
         (void)f0; (void)n0;
@@ -2418,7 +2479,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (rest2 || rest4) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 6, 5, -1, "InputMetadataV41.positions", "all(positions == repeat(diff(cu_seqlens_k) - diff(cu_seqlens_q), diff(cu_seqlens_q)) + ramp(diff(cu_seqlens_q)))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* positions: all(positions == repeat(seqlens_k - seqlens_q, seqlens_q) + ramp(seqlens_q)) */
-    do {
+    if (level >= DI_LEVEL_FULL) do {
         if (!di_readable(&rec->base.positions)) continue;
         const int32_t *f0 = rec->base.positions.data; const int64_t n0 = di_size(&rec->base.positions);
         (void)f0; (void)n0;
@@ -2464,6 +2525,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->base.ngram_token_ids)) continue;
         const int32_t *f0 = rec->base.ngram_token_ids.data; const int64_t n0 = di_size(&rec->base.ngram_token_ids);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(0));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -2475,6 +2537,8 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->base.seqlens_q.data; const int64_t n0 = di_size(&rec->base.seqlens_q);
         (void)f0; (void)n0;
         const int64_t s1 = di_add((int64_t)l->num_draft, INT64_C(1));
+        const int64_t s2 = di_add((int64_t)l->num_draft, INT64_C(1));
+        if (di_in_range(f0, n0, INT64_C(1), s2)) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -2634,8 +2698,20 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 13, 19, -1, "InputMetadataV41.cu_seqlens_k", "all(diff(cu_seqlens_k) == step.seqlens_k)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
         if (di_max(n0 - 1, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 13, 19, -1, "InputMetadataV41.cu_seqlens_k", "all(diff(cu_seqlens_k) == step.seqlens_k)", step_id}, n, 0, true, (n < di_max(n0 - 1, 0) ? di_sub(((int64_t)f0[(n + 1)]), ((int64_t)f0[n])) : 0));
     } while (0);
-    /* cu_seqlens_q_incl: all(cu_seqlens_q_incl == cumsum(seqlens_q)) */
+    /* cu_seqlens_q_incl: all(1 <= cu_seqlens_q_incl <= T) */
     do {
+        if (!di_readable(&rec->base.cu_seqlens_q_incl)) continue;
+        const int32_t *f0 = rec->base.cu_seqlens_q_incl.data; const int64_t n0 = di_size(&rec->base.cu_seqlens_q_incl);
+        (void)f0; (void)n0;
+        const int64_t d_T = (int64_t)rec->base.total_q;
+        if (di_in_range(f0, n0, INT64_C(1), d_T)) continue;
+        const int64_t n = n0; int ok = 1;
+        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= d_T));
+        if (!ok) for (int64_t i = 0; i < n; i++)
+        if (!((INT64_C(1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 14, 20, -1, "InputMetadataV41.cu_seqlens_q_incl", "all(1 <= cu_seqlens_q_incl <= T)", step_id}, i, 0, true, ((int64_t)f0[i]));
+    } while (0);
+    /* cu_seqlens_q_incl: all(cu_seqlens_q_incl == cumsum(seqlens_q)) */
+    if (level >= DI_LEVEL_FULL) do {
         if (!di_readable(&rec->base.cu_seqlens_q_incl)) continue;
         const int32_t *f0 = rec->base.cu_seqlens_q_incl.data; const int64_t n0 = di_size(&rec->base.cu_seqlens_q_incl);
         (void)f0; (void)n0;
@@ -2648,8 +2724,8 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             c1 = di_add(c1, ((int64_t)f1[i]));
             if (!(((int64_t)f0[i]) == c1)) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 14, 20, -1, "InputMetadataV41.cu_seqlens_q_incl", "all(cu_seqlens_q_incl == cumsum(seqlens_q))", step_id}, bad, 0, true, shown);
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 14, 20, -1, "InputMetadataV41.cu_seqlens_q_incl", "all(cu_seqlens_q_incl == cumsum(seqlens_q))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 14, 21, -1, "InputMetadataV41.cu_seqlens_q_incl", "all(cu_seqlens_q_incl == cumsum(seqlens_q))", step_id}, bad, 0, true, shown);
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 14, 21, -1, "InputMetadataV41.cu_seqlens_q_incl", "all(cu_seqlens_q_incl == cumsum(seqlens_q))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* cp_mirror_len: cp > 1 implies cp_mirror_len == 2 * sum((diff(cu_seqlens_q) + 2 * cp - 1) // (2 * cp)) */
     do {
@@ -2665,7 +2741,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 red3 = di_add(red3, di_floordiv(di_sub(di_add(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])), s1), INT64_C(1)), s2));
             }
         }
-        if (!((int64_t)rec->base.cp_mirror_len == di_mul(INT64_C(2), red3))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 15, 22, -1, "InputMetadataV41.cp_mirror_len", "cp > 1 implies cp_mirror_len == 2 * sum((diff(cu_seqlens_q) + 2 * cp - 1) // (2 * cp))", step_id}, -1, 0, true, (int64_t)rec->base.cp_mirror_len);
+        if (!((int64_t)rec->base.cp_mirror_len == di_mul(INT64_C(2), red3))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 15, 23, -1, "InputMetadataV41.cp_mirror_len", "cp > 1 implies cp_mirror_len == 2 * sum((diff(cu_seqlens_q) + 2 * cp - 1) // (2 * cp))", step_id}, -1, 0, true, (int64_t)rec->base.cp_mirror_len);
     } while (0);
     /* mirror_index: all(-1 <= mirror_index < T) */
     do {
@@ -2673,33 +2749,36 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->base.mirror_index.data; const int64_t n0 = di_size(&rec->base.mirror_index);
         (void)f0; (void)n0;
         const int64_t d_T = (int64_t)rec->base.total_q;
+        if (di_in_range(f0, n0, INT64_C(-1), di_sub(d_T, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < d_T));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 16, 23, -1, "InputMetadataV41.mirror_index", "all(-1 <= mirror_index < T)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 16, 24, -1, "InputMetadataV41.mirror_index", "all(-1 <= mirror_index < T)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* mirror_reverse: all(-1 <= mirror_reverse < cp_mirror_len) */
     do {
         if (!di_readable(&rec->base.mirror_reverse)) continue;
         const int32_t *f0 = rec->base.mirror_reverse.data; const int64_t n0 = di_size(&rec->base.mirror_reverse);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)rec->base.cp_mirror_len, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)rec->base.cp_mirror_len));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)rec->base.cp_mirror_len))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 17, 24, -1, "InputMetadataV41.mirror_reverse", "all(-1 <= mirror_reverse < cp_mirror_len)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)rec->base.cp_mirror_len))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 17, 25, -1, "InputMetadataV41.mirror_reverse", "all(-1 <= mirror_reverse < cp_mirror_len)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* positions_c: all(0 <= positions_c[r] < max_pos) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
         if (!di_readable(&rec->positions_c[b])) continue;
         const int32_t *f0 = rec->positions_c[b].data; const int64_t n0 = di_size(&rec->positions_c[b]);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->max_pos, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->max_pos));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->max_pos))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 18, 25, (int32_t)r, "InputMetadataV41.positions_c", "all(0 <= positions_c[r] < max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->max_pos))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 18, 26, (int32_t)r, "InputMetadataV41.positions_c", "all(0 <= positions_c[r] < max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* positions_c: is_prompt == 0 implies all(positions_c[r] == where((positions + 1) % r == 0, positions // r * r, 0)) */
-    for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
+    if (level >= DI_LEVEL_FULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
         if (!di_readable(&rec->positions_c[b])) continue;
         const int32_t *f0 = rec->positions_c[b].data; const int64_t n0 = di_size(&rec->positions_c[b]);
         (void)f0; (void)n0;
@@ -2710,11 +2789,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = di_min(n0, n1); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == ((di_mod(di_add(((int64_t)f1[i]), INT64_C(1)), r) == INT64_C(0)) ? di_mul(di_floordiv(((int64_t)f1[i]), r), r) : INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) == ((di_mod(di_add(((int64_t)f1[i]), INT64_C(1)), r) == INT64_C(0)) ? di_mul(di_floordiv(((int64_t)f1[i]), r), r) : INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 18, 26, (int32_t)r, "InputMetadataV41.positions_c", "is_prompt == 0 implies all(positions_c[r] == where((positions + 1) % r == 0, positions // r * r, 0))", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 18, 26, (int32_t)r, "InputMetadataV41.positions_c", "is_prompt == 0 implies all(positions_c[r] == where((positions + 1) % r == 0, positions // r * r, 0))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (!(((int64_t)f0[i]) == ((di_mod(di_add(((int64_t)f1[i]), INT64_C(1)), r) == INT64_C(0)) ? di_mul(di_floordiv(((int64_t)f1[i]), r), r) : INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 18, 27, (int32_t)r, "InputMetadataV41.positions_c", "is_prompt == 0 implies all(positions_c[r] == where((positions + 1) % r == 0, positions // r * r, 0))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 18, 27, (int32_t)r, "InputMetadataV41.positions_c", "is_prompt == 0 implies all(positions_c[r] == where((positions + 1) % r == 0, positions // r * r, 0))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
     /* positions_c: all(positions_c[r] == where(repeat(diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r, diff(cu_compressed_q[r])) > 0, (repeat((diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r, diff(cu_compressed_q[r])) + ramp(diff(cu_compressed_q[r]))) * r, 0)) */
-    for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
+    if (level >= DI_LEVEL_FULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
         if (!di_readable(&rec->positions_c[b])) continue;
         const int32_t *f0 = rec->positions_c[b].data; const int64_t n0 = di_size(&rec->positions_c[b]);
         (void)f0; (void)n0;
@@ -2762,14 +2841,14 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             left5--; at5++;
             if (!(((int64_t)f0[i]) == ((value1 > INT64_C(0)) ? di_mul(di_add(value3, at5), r) : INT64_C(0)))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 18, 27, (int32_t)r, "InputMetadataV41.positions_c", "all(positions_c[r] == where(repeat(diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r, diff(cu_compressed_q[r])) > 0, (repeat((diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r, diff(cu_compressed_q[r])) + ramp(diff(cu_compressed_q[r]))) * r, 0))", step_id}, bad, 0, true, shown);
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 18, 28, (int32_t)r, "InputMetadataV41.positions_c", "all(positions_c[r] == where(repeat(diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r, diff(cu_compressed_q[r])) > 0, (repeat((diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r, diff(cu_compressed_q[r])) + ramp(diff(cu_compressed_q[r]))) * r, 0))", step_id}, bad, 0, true, shown);
         int rest2 = left1 != 0 || wrong1 || di_max(n3 - 1, 0) != di_max(n1 - 1, 0) || di_max(n3 - 1, 0) != di_max(n2 - 1, 0);
         for (j1++; !rest2 && j1 < di_min(di_min(di_max(n3 - 1, 0), di_max(n1 - 1, 0)), di_max(n2 - 1, 0)); j1++) {  rest2 = di_sub(((int64_t)f3[(j1 + 1)]), ((int64_t)f3[j1])) != 0; }
         int rest4 = left3 != 0 || wrong3 || di_max(n3 - 1, 0) != di_max(n1 - 1, 0) || di_max(n3 - 1, 0) != di_max(n2 - 1, 0);
         for (j3++; !rest4 && j3 < di_min(di_min(di_max(n3 - 1, 0), di_max(n1 - 1, 0)), di_max(n2 - 1, 0)); j3++) {  rest4 = di_sub(((int64_t)f3[(j3 + 1)]), ((int64_t)f3[j3])) != 0; }
         int rest6 = left5 != 0 || wrong5 || 0;
         for (j5++; !rest6 && j5 < di_max(n3 - 1, 0); j5++) {  rest6 = di_sub(((int64_t)f3[(j5 + 1)]), ((int64_t)f3[j5])) != 0; }
-        if (rest2 || rest4 || rest6) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 18, 27, (int32_t)r, "InputMetadataV41.positions_c", "all(positions_c[r] == where(repeat(diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r, diff(cu_compressed_q[r])) > 0, (repeat((diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r, diff(cu_compressed_q[r])) + ramp(diff(cu_compressed_q[r]))) * r, 0))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (rest2 || rest4 || rest6) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 18, 28, (int32_t)r, "InputMetadataV41.positions_c", "all(positions_c[r] == where(repeat(diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r, diff(cu_compressed_q[r])) > 0, (repeat((diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r, diff(cu_compressed_q[r])) + ramp(diff(cu_compressed_q[r]))) * r, 0))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
     /* slot_main: all(-1 <= slot_main[r] < NB * (BS // r)) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -2777,13 +2856,15 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->slot_main[b].data; const int64_t n0 = di_size(&rec->slot_main[b]);
         (void)f0; (void)n0;
         const int64_t s1 = di_mul((int64_t)l->num_blocks, di_floordiv((int64_t)l->block_size, r));
+        const int64_t s2 = di_mul((int64_t)l->num_blocks, di_floordiv((int64_t)l->block_size, r));
+        if (di_in_range(f0, n0, INT64_C(-1), di_sub(s2, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 28, (int32_t)r, "InputMetadataV41.slot_main", "all(-1 <= slot_main[r] < NB * (BS // r))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 29, (int32_t)r, "InputMetadataV41.slot_main", "all(-1 <= slot_main[r] < NB * (BS // r))", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* slot_main: is_prompt == 0 implies all((slot_main[r] != -1) == ((positions + 1) % r == 0)) */
-    for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
+    if (level >= DI_LEVEL_FULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
         if (!di_readable(&rec->slot_main[b])) continue;
         const int32_t *f0 = rec->slot_main[b].data; const int64_t n0 = di_size(&rec->slot_main[b]);
         (void)f0; (void)n0;
@@ -2794,11 +2875,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = di_min(n0, n1); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((((int64_t)f0[i]) != INT64_C(-1)) == (di_mod(di_add(((int64_t)f1[i]), INT64_C(1)), r) == INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((((int64_t)f0[i]) != INT64_C(-1)) == (di_mod(di_add(((int64_t)f1[i]), INT64_C(1)), r) == INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 29, (int32_t)r, "InputMetadataV41.slot_main", "is_prompt == 0 implies all((slot_main[r] != -1) == ((positions + 1) % r == 0))", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 29, (int32_t)r, "InputMetadataV41.slot_main", "is_prompt == 0 implies all((slot_main[r] != -1) == ((positions + 1) % r == 0))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (!((((int64_t)f0[i]) != INT64_C(-1)) == (di_mod(di_add(((int64_t)f1[i]), INT64_C(1)), r) == INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 30, (int32_t)r, "InputMetadataV41.slot_main", "is_prompt == 0 implies all((slot_main[r] != -1) == ((positions + 1) % r == 0))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 30, (int32_t)r, "InputMetadataV41.slot_main", "is_prompt == 0 implies all((slot_main[r] != -1) == ((positions + 1) % r == 0))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
     /* slot_main: all(slot_main[r] != -1 implies repeat(diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r, diff(cu_compressed_q[r])) > 0) */
-    for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
+    if (level >= DI_LEVEL_FULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
         if (!di_readable(&rec->slot_main[b])) continue;
         const int32_t *f0 = rec->slot_main[b].data; const int64_t n0 = di_size(&rec->slot_main[b]);
         (void)f0; (void)n0;
@@ -2826,10 +2907,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             left1--; at1++;
             if (!(!(((int64_t)f0[i]) != INT64_C(-1)) || (value1 > INT64_C(0)))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 30, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] != -1 implies repeat(diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r, diff(cu_compressed_q[r])) > 0)", step_id}, bad, 0, true, shown);
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 31, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] != -1 implies repeat(diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r, diff(cu_compressed_q[r])) > 0)", step_id}, bad, 0, true, shown);
         int rest2 = left1 != 0 || wrong1 || di_max(n3 - 1, 0) != di_max(n1 - 1, 0) || di_max(n3 - 1, 0) != di_max(n2 - 1, 0);
         for (j1++; !rest2 && j1 < di_min(di_min(di_max(n3 - 1, 0), di_max(n1 - 1, 0)), di_max(n2 - 1, 0)); j1++) {  rest2 = di_sub(((int64_t)f3[(j1 + 1)]), ((int64_t)f3[j1])) != 0; }
-        if (rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 30, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] != -1 implies repeat(diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r, diff(cu_compressed_q[r])) > 0)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 31, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] != -1 implies repeat(diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r, diff(cu_compressed_q[r])) > 0)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
     /* slot_main: injective(slot_main[r]) */
     if (level >= DI_LEVEL_FULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -2840,7 +2921,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (int64_t i = 0; i < n; i++) { const int64_t x = ((int64_t)f0[i]); bool found = false; if (x < 0) continue; 
             if (set.slots != NULL) found = di_set_find(set, x, true);
             else for (int64_t k = 0; k < i && !found; k++) found = ((int64_t)f0[k]) == x;
-            if (found) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 31, (int32_t)r, "InputMetadataV41.slot_main", "injective(slot_main[r])", step_id}, i, 0, true, x); }
+            if (found) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 32, (int32_t)r, "InputMetadataV41.slot_main", "injective(slot_main[r])", step_id}, i, 0, true, x); }
     }
     /* slot_main: all(slot_main[r] == -1 or positions_c[r] // BS < repeat(diff(step.bt_offsets), diff(cu_compressed_q[r]))) */
     if (level >= DI_LEVEL_FULL) if (step != NULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -2871,10 +2952,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             left1--; at1++;
             if (!((((int64_t)f0[i]) == INT64_C(-1)) || (di_floordiv(((int64_t)f1[i]), (int64_t)l->block_size) < value1))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 32, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or positions_c[r] // BS < repeat(diff(step.bt_offsets), diff(cu_compressed_q[r])))", step_id}, bad, 0, true, shown);
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 33, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or positions_c[r] // BS < repeat(diff(step.bt_offsets), diff(cu_compressed_q[r])))", step_id}, bad, 0, true, shown);
         int rest2 = left1 != 0 || wrong1 || di_max(n3 - 1, 0) != di_max(n2 - 1, 0);
         for (j1++; !rest2 && j1 < di_min(di_max(n3 - 1, 0), di_max(n2 - 1, 0)); j1++) {  rest2 = di_sub(((int64_t)f3[(j1 + 1)]), ((int64_t)f3[j1])) != 0; }
-        if (n0 != n1 || rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 32, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or positions_c[r] // BS < repeat(diff(step.bt_offsets), diff(cu_compressed_q[r])))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (n0 != n1 || rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 33, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or positions_c[r] // BS < repeat(diff(step.bt_offsets), diff(cu_compressed_q[r])))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
     /* slot_main: all(slot_main[r] == -1 or slot_main[r] == gather(step.bt_ids, repeat(step.bt_offsets[:-1], diff(cu_compressed_q[r])) + positions_c[r] // BS) * (BS // r) + positions_c[r] % BS // r) */
     if (level >= DI_LEVEL_FULL) if (step != NULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -2911,10 +2992,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             if (g1 < 0 || g1 >= n1) { bad = i; shown = ((int64_t)f0[i]); break; }
             if (!((((int64_t)f0[i]) == INT64_C(-1)) || (((int64_t)f0[i]) == di_add(di_mul(((int64_t)f1[g1]), s4), di_floordiv(di_mod(((int64_t)f4[i]), (int64_t)l->block_size), r))))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 33, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or slot_main[r] == gather(step.bt_ids, repeat(step.bt_offsets[:-1], diff(cu_compressed_q[r])) + positions_c[r] // BS) * (BS // r) + positions_c[r] % BS // r)", step_id}, bad, 0, true, shown);
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 34, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or slot_main[r] == gather(step.bt_ids, repeat(step.bt_offsets[:-1], diff(cu_compressed_q[r])) + positions_c[r] // BS) * (BS // r) + positions_c[r] % BS // r)", step_id}, bad, 0, true, shown);
         int rest3 = left2 != 0 || wrong2 || di_max(n3 - 1, 0) != di_max(n2 - 1, 0);
         for (j2++; !rest3 && j2 < di_min(di_max(n3 - 1, 0), di_max(n2 - 1, 0)); j2++) {  rest3 = di_sub(((int64_t)f3[(j2 + 1)]), ((int64_t)f3[j2])) != 0; }
-        if (n0 != n4 || rest3) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 33, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or slot_main[r] == gather(step.bt_ids, repeat(step.bt_offsets[:-1], diff(cu_compressed_q[r])) + positions_c[r] // BS) * (BS // r) + positions_c[r] % BS // r)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (n0 != n4 || rest3) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 34, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or slot_main[r] == gather(step.bt_ids, repeat(step.bt_offsets[:-1], diff(cu_compressed_q[r])) + positions_c[r] // BS) * (BS // r) + positions_c[r] % BS // r)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
     /* slot_main: all(slot_main[r] == -1 or positions_c[r] // BS < repeat(diff(step.bt_offsets), seqlens_q)) */
     if (level >= DI_LEVEL_FULL) if (step != NULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -2945,10 +3026,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             left1--; at1++;
             if (!((((int64_t)f0[i]) == INT64_C(-1)) || (di_floordiv(((int64_t)f1[i]), (int64_t)l->block_size) < value1))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 34, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or positions_c[r] // BS < repeat(diff(step.bt_offsets), seqlens_q))", step_id}, bad, 0, true, shown);
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 35, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or positions_c[r] // BS < repeat(diff(step.bt_offsets), seqlens_q))", step_id}, bad, 0, true, shown);
         int rest2 = left1 != 0 || wrong1 || n3 != di_max(n2 - 1, 0);
         for (j1++; !rest2 && j1 < di_min(n3, di_max(n2 - 1, 0)); j1++) {  rest2 = ((int64_t)f3[j1]) != 0; }
-        if (n0 != n1 || rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 34, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or positions_c[r] // BS < repeat(diff(step.bt_offsets), seqlens_q))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (n0 != n1 || rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 35, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or positions_c[r] // BS < repeat(diff(step.bt_offsets), seqlens_q))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
     /* slot_main: all(slot_main[r] == -1 or slot_main[r] == gather(step.bt_ids, repeat(step.bt_offsets[:-1], seqlens_q) + positions_c[r] // BS) * (BS // r) + positions_c[r] % BS // r) */
     if (level >= DI_LEVEL_FULL) if (step != NULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -2985,10 +3066,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             if (g1 < 0 || g1 >= n1) { bad = i; shown = ((int64_t)f0[i]); break; }
             if (!((((int64_t)f0[i]) == INT64_C(-1)) || (((int64_t)f0[i]) == di_add(di_mul(((int64_t)f1[g1]), s4), di_floordiv(di_mod(((int64_t)f4[i]), (int64_t)l->block_size), r))))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 35, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or slot_main[r] == gather(step.bt_ids, repeat(step.bt_offsets[:-1], seqlens_q) + positions_c[r] // BS) * (BS // r) + positions_c[r] % BS // r)", step_id}, bad, 0, true, shown);
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 36, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or slot_main[r] == gather(step.bt_ids, repeat(step.bt_offsets[:-1], seqlens_q) + positions_c[r] // BS) * (BS // r) + positions_c[r] % BS // r)", step_id}, bad, 0, true, shown);
         int rest3 = left2 != 0 || wrong2 || n3 != di_max(n2 - 1, 0);
         for (j2++; !rest3 && j2 < di_min(n3, di_max(n2 - 1, 0)); j2++) {  rest3 = ((int64_t)f3[j2]) != 0; }
-        if (n0 != n4 || rest3) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 35, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or slot_main[r] == gather(step.bt_ids, repeat(step.bt_offsets[:-1], seqlens_q) + positions_c[r] // BS) * (BS // r) + positions_c[r] % BS // r)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (n0 != n4 || rest3) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 36, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or slot_main[r] == gather(step.bt_ids, repeat(step.bt_offsets[:-1], seqlens_q) + positions_c[r] // BS) * (BS // r) + positions_c[r] % BS // r)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
     /* slot_swa: all(-1 <= slot_swa < num_swa_slots * SW) */
     do {
@@ -2996,13 +3077,15 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->slot_swa.data; const int64_t n0 = di_size(&rec->slot_swa);
         (void)f0; (void)n0;
         const int64_t s1 = di_mul((int64_t)l->num_swa_slots, (int64_t)l->swa_ring);
+        const int64_t s2 = di_mul((int64_t)l->num_swa_slots, (int64_t)l->swa_ring);
+        if (di_in_range(f0, n0, INT64_C(-1), di_sub(s2, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 20, 36, -1, "InputMetadataV41.slot_swa", "all(-1 <= slot_swa < num_swa_slots * SW)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 20, 37, -1, "InputMetadataV41.slot_swa", "all(-1 <= slot_swa < num_swa_slots * SW)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* slot_swa: is_prompt == 0 implies all(slot_swa == swa_slot_idx * SW + positions % SW) */
-    do {
+    if (level >= DI_LEVEL_FULL) do {
         if (!di_readable(&rec->slot_swa)) continue;
         const int32_t *f0 = rec->slot_swa.data; const int64_t n0 = di_size(&rec->slot_swa);
         (void)f0; (void)n0;
@@ -3016,11 +3099,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = di_min(di_min(n0, n1), n2); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == di_add(di_mul(((int64_t)f1[i]), (int64_t)l->swa_ring), di_mod(((int64_t)f2[i]), (int64_t)l->swa_ring)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) == di_add(di_mul(((int64_t)f1[i]), (int64_t)l->swa_ring), di_mod(((int64_t)f2[i]), (int64_t)l->swa_ring)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 20, 37, -1, "InputMetadataV41.slot_swa", "is_prompt == 0 implies all(slot_swa == swa_slot_idx * SW + positions % SW)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1 || n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 20, 37, -1, "InputMetadataV41.slot_swa", "is_prompt == 0 implies all(slot_swa == swa_slot_idx * SW + positions % SW)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (!(((int64_t)f0[i]) == di_add(di_mul(((int64_t)f1[i]), (int64_t)l->swa_ring), di_mod(((int64_t)f2[i]), (int64_t)l->swa_ring)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 20, 38, -1, "InputMetadataV41.slot_swa", "is_prompt == 0 implies all(slot_swa == swa_slot_idx * SW + positions % SW)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (n0 != n1 || n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 20, 38, -1, "InputMetadataV41.slot_swa", "is_prompt == 0 implies all(slot_swa == swa_slot_idx * SW + positions % SW)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* slot_swa: all(slot_swa == where(positions >= repeat(diff(cu_seqlens_k), diff(cu_seqlens_q)) - SW, repeat(swa_slot_idx, diff(cu_seqlens_q)) * SW + positions % SW, -1)) */
-    do {
+    if (level >= DI_LEVEL_FULL) do {
         if (!di_readable(&rec->slot_swa)) continue;
         const int32_t *f0 = rec->slot_swa.data; const int64_t n0 = di_size(&rec->slot_swa);
         (void)f0; (void)n0;
@@ -3062,12 +3145,12 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             left3--; at3++;
             if (!(((int64_t)f0[i]) == ((((int64_t)f1[i]) >= di_sub(value1, (int64_t)l->swa_ring)) ? di_add(di_mul(value3, (int64_t)l->swa_ring), di_mod(((int64_t)f1[i]), (int64_t)l->swa_ring)) : INT64_C(-1)))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 20, 38, -1, "InputMetadataV41.slot_swa", "all(slot_swa == where(positions >= repeat(diff(cu_seqlens_k), diff(cu_seqlens_q)) - SW, repeat(swa_slot_idx, diff(cu_seqlens_q)) * SW + positions % SW, -1))", step_id}, bad, 0, true, shown);
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 20, 39, -1, "InputMetadataV41.slot_swa", "all(slot_swa == where(positions >= repeat(diff(cu_seqlens_k), diff(cu_seqlens_q)) - SW, repeat(swa_slot_idx, diff(cu_seqlens_q)) * SW + positions % SW, -1))", step_id}, bad, 0, true, shown);
         int rest2 = left1 != 0 || wrong1 || di_max(n3 - 1, 0) != di_max(n2 - 1, 0);
         for (j1++; !rest2 && j1 < di_min(di_max(n3 - 1, 0), di_max(n2 - 1, 0)); j1++) {  rest2 = di_sub(((int64_t)f3[(j1 + 1)]), ((int64_t)f3[j1])) != 0; }
         int rest4 = left3 != 0 || wrong3 || di_max(n3 - 1, 0) != n4;
         for (j3++; !rest4 && j3 < di_min(di_max(n3 - 1, 0), n4); j3++) {  rest4 = di_sub(((int64_t)f3[(j3 + 1)]), ((int64_t)f3[j3])) != 0; }
-        if (n0 != n1 || rest2 || rest4) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 20, 38, -1, "InputMetadataV41.slot_swa", "all(slot_swa == where(positions >= repeat(diff(cu_seqlens_k), diff(cu_seqlens_q)) - SW, repeat(swa_slot_idx, diff(cu_seqlens_q)) * SW + positions % SW, -1))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (n0 != n1 || rest2 || rest4) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 20, 39, -1, "InputMetadataV41.slot_swa", "all(slot_swa == where(positions >= repeat(diff(cu_seqlens_k), diff(cu_seqlens_q)) - SW, repeat(swa_slot_idx, diff(cu_seqlens_q)) * SW + positions % SW, -1))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* slot_swa: injective(slot_swa) */
     if (level >= DI_LEVEL_FULL) do {
@@ -3078,7 +3161,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (int64_t i = 0; i < n; i++) { const int64_t x = ((int64_t)f0[i]); bool found = false; if (x < 0) continue; 
             if (set.slots != NULL) found = di_set_find(set, x, true);
             else for (int64_t k = 0; k < i && !found; k++) found = ((int64_t)f0[k]) == x;
-            if (found) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 20, 39, -1, "InputMetadataV41.slot_swa", "injective(slot_swa)", step_id}, i, 0, true, x); }
+            if (found) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 20, 40, -1, "InputMetadataV41.slot_swa", "injective(slot_swa)", step_id}, i, 0, true, x); }
     } while (0);
     /* state_slot_idx: all(0 <= state_slot_idx < maximum(num_state_slots, 1)) */
     do {
@@ -3086,10 +3169,12 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->state_slot_idx.data; const int64_t n0 = di_size(&rec->state_slot_idx);
         (void)f0; (void)n0;
         const int64_t s1 = di_max((int64_t)l->num_state_slots, INT64_C(1));
+        const int64_t s2 = di_max((int64_t)l->num_state_slots, INT64_C(1));
+        if (di_in_range(f0, n0, INT64_C(0), di_sub(s2, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, 40, -1, "InputMetadataV41.state_slot_idx", "all(0 <= state_slot_idx < maximum(num_state_slots, 1))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, 41, -1, "InputMetadataV41.state_slot_idx", "all(0 <= state_slot_idx < maximum(num_state_slots, 1))", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* state_slot_idx: is_prompt == 1 implies all(state_slot_idx == step.state_slot) */
     if (step != NULL) do {
@@ -3103,11 +3188,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = di_min(n0, n1); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == ((int64_t)f1[i]));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, 41, -1, "InputMetadataV41.state_slot_idx", "is_prompt == 1 implies all(state_slot_idx == step.state_slot)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, 41, -1, "InputMetadataV41.state_slot_idx", "is_prompt == 1 implies all(state_slot_idx == step.state_slot)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (!(((int64_t)f0[i]) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, 42, -1, "InputMetadataV41.state_slot_idx", "is_prompt == 1 implies all(state_slot_idx == step.state_slot)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, 42, -1, "InputMetadataV41.state_slot_idx", "is_prompt == 1 implies all(state_slot_idx == step.state_slot)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* state_slot_idx: all(state_slot_idx == repeat(step.state_slot, seqlens_q)) */
-    if (step != NULL) do {
+    if (level >= DI_LEVEL_FULL) if (step != NULL) do {
         if (!di_readable(&rec->state_slot_idx)) continue;
         const int32_t *f0 = rec->state_slot_idx.data; const int64_t n0 = di_size(&rec->state_slot_idx);
         (void)f0; (void)n0;
@@ -3132,10 +3217,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             left1--; at1++;
             if (!(((int64_t)f0[i]) == value1)) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, 42, -1, "InputMetadataV41.state_slot_idx", "all(state_slot_idx == repeat(step.state_slot, seqlens_q))", step_id}, bad, 0, true, shown);
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, 43, -1, "InputMetadataV41.state_slot_idx", "all(state_slot_idx == repeat(step.state_slot, seqlens_q))", step_id}, bad, 0, true, shown);
         int rest2 = left1 != 0 || wrong1 || n2 != n1;
         for (j1++; !rest2 && j1 < di_min(n2, n1); j1++) {  rest2 = ((int64_t)f2[j1]) != 0; }
-        if (rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, 42, -1, "InputMetadataV41.state_slot_idx", "all(state_slot_idx == repeat(step.state_slot, seqlens_q))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, 43, -1, "InputMetadataV41.state_slot_idx", "all(state_slot_idx == repeat(step.state_slot, seqlens_q))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* swa_slot_idx: all(0 <= swa_slot_idx < maximum(num_swa_slots, 1)) */
     do {
@@ -3143,10 +3228,12 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->swa_slot_idx.data; const int64_t n0 = di_size(&rec->swa_slot_idx);
         (void)f0; (void)n0;
         const int64_t s1 = di_max((int64_t)l->num_swa_slots, INT64_C(1));
+        const int64_t s2 = di_max((int64_t)l->num_swa_slots, INT64_C(1));
+        if (di_in_range(f0, n0, INT64_C(0), di_sub(s2, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, 43, -1, "InputMetadataV41.swa_slot_idx", "all(0 <= swa_slot_idx < maximum(num_swa_slots, 1))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, 44, -1, "InputMetadataV41.swa_slot_idx", "all(0 <= swa_slot_idx < maximum(num_swa_slots, 1))", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* swa_slot_idx: is_prompt == 1 implies all(swa_slot_idx == step.swa_slot) */
     if (step != NULL) do {
@@ -3160,11 +3247,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = di_min(n0, n1); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == ((int64_t)f1[i]));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, 44, -1, "InputMetadataV41.swa_slot_idx", "is_prompt == 1 implies all(swa_slot_idx == step.swa_slot)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, 44, -1, "InputMetadataV41.swa_slot_idx", "is_prompt == 1 implies all(swa_slot_idx == step.swa_slot)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (!(((int64_t)f0[i]) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, 45, -1, "InputMetadataV41.swa_slot_idx", "is_prompt == 1 implies all(swa_slot_idx == step.swa_slot)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, 45, -1, "InputMetadataV41.swa_slot_idx", "is_prompt == 1 implies all(swa_slot_idx == step.swa_slot)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* swa_slot_idx: all(swa_slot_idx == repeat(step.swa_slot, seqlens_q)) */
-    if (step != NULL) do {
+    if (level >= DI_LEVEL_FULL) if (step != NULL) do {
         if (!di_readable(&rec->swa_slot_idx)) continue;
         const int32_t *f0 = rec->swa_slot_idx.data; const int64_t n0 = di_size(&rec->swa_slot_idx);
         (void)f0; (void)n0;
@@ -3189,10 +3276,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             left1--; at1++;
             if (!(((int64_t)f0[i]) == value1)) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, 45, -1, "InputMetadataV41.swa_slot_idx", "all(swa_slot_idx == repeat(step.swa_slot, seqlens_q))", step_id}, bad, 0, true, shown);
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, 46, -1, "InputMetadataV41.swa_slot_idx", "all(swa_slot_idx == repeat(step.swa_slot, seqlens_q))", step_id}, bad, 0, true, shown);
         int rest2 = left1 != 0 || wrong1 || n2 != n1;
         for (j1++; !rest2 && j1 < di_min(n2, n1); j1++) {  rest2 = ((int64_t)f2[j1]) != 0; }
-        if (rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, 45, -1, "InputMetadataV41.swa_slot_idx", "all(swa_slot_idx == repeat(step.swa_slot, seqlens_q))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, 46, -1, "InputMetadataV41.swa_slot_idx", "all(swa_slot_idx == repeat(step.swa_slot, seqlens_q))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* cu_compressed_q: cu_compressed_q[r][0] == 0 */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -3201,11 +3288,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         (void)f0; (void)n0;
         const int64_t len1 = n0;
         const int64_t at2 = di_index(INT64_C(0), len1);
-        if (at2 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 23, 46, (int32_t)r, "InputMetadataV41.cu_compressed_q", "cu_compressed_q[r][0] == 0", step_id}, -1, 0, true, 0); }
+        if (at2 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 23, 47, (int32_t)r, "InputMetadataV41.cu_compressed_q", "cu_compressed_q[r][0] == 0", step_id}, -1, 0, true, 0); }
         const int64_t len3 = n0;
         const int64_t at4 = di_index(INT64_C(0), len3);
-        if (at4 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 23, 46, (int32_t)r, "InputMetadataV41.cu_compressed_q", "cu_compressed_q[r][0] == 0", step_id}, -1, 0, true, 0); }
-        if (!(((int64_t)f0[at2]) == INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 23, 46, (int32_t)r, "InputMetadataV41.cu_compressed_q", "cu_compressed_q[r][0] == 0", step_id}, -1, 0, true, ((int64_t)f0[at4]));
+        if (at4 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 23, 47, (int32_t)r, "InputMetadataV41.cu_compressed_q", "cu_compressed_q[r][0] == 0", step_id}, -1, 0, true, 0); }
+        if (!(((int64_t)f0[at2]) == INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 23, 47, (int32_t)r, "InputMetadataV41.cu_compressed_q", "cu_compressed_q[r][0] == 0", step_id}, -1, 0, true, ((int64_t)f0[at4]));
     }
     /* cu_compressed_q: all(diff(cu_compressed_q[r]) == maximum(1, diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r)) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -3221,8 +3308,8 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = di_min(di_min(di_max(n0 - 1, 0), di_max(n1 - 1, 0)), di_max(n2 - 1, 0)); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == di_max(INT64_C(1), di_sub(di_floordiv(di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])), r), di_floordiv(di_sub(di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])), di_sub(((int64_t)f2[(i + 1)]), ((int64_t)f2[i]))), r))));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == di_max(INT64_C(1), di_sub(di_floordiv(di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])), r), di_floordiv(di_sub(di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])), di_sub(((int64_t)f2[(i + 1)]), ((int64_t)f2[i]))), r))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 23, 47, (int32_t)r, "InputMetadataV41.cu_compressed_q", "all(diff(cu_compressed_q[r]) == maximum(1, diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r))", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
-        if (di_max(n0 - 1, 0) != di_max(n1 - 1, 0) || di_max(n0 - 1, 0) != di_max(n2 - 1, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 23, 47, (int32_t)r, "InputMetadataV41.cu_compressed_q", "all(diff(cu_compressed_q[r]) == maximum(1, diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r))", step_id}, n, 0, true, (n < di_max(n0 - 1, 0) ? di_sub(((int64_t)f0[(n + 1)]), ((int64_t)f0[n])) : 0));
+        if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == di_max(INT64_C(1), di_sub(di_floordiv(di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])), r), di_floordiv(di_sub(di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])), di_sub(((int64_t)f2[(i + 1)]), ((int64_t)f2[i]))), r))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 23, 48, (int32_t)r, "InputMetadataV41.cu_compressed_q", "all(diff(cu_compressed_q[r]) == maximum(1, diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r))", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
+        if (di_max(n0 - 1, 0) != di_max(n1 - 1, 0) || di_max(n0 - 1, 0) != di_max(n2 - 1, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 23, 48, (int32_t)r, "InputMetadataV41.cu_compressed_q", "all(diff(cu_compressed_q[r]) == maximum(1, diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r))", step_id}, n, 0, true, (n < di_max(n0 - 1, 0) ? di_sub(((int64_t)f0[(n + 1)]), ((int64_t)f0[n])) : 0));
     }
     /* load_swa: all(-1 <= load_swa[:, 0] < num_swa_slots) */
     do {
@@ -3232,7 +3319,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = (n0 / 4); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i * 4 + 0])) && (((int64_t)f0[i * 4 + 0]) < (int64_t)l->num_swa_slots));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(-1) <= ((int64_t)f0[i * 4 + 0])) && (((int64_t)f0[i * 4 + 0]) < (int64_t)l->num_swa_slots))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 48, -1, "InputMetadataV41.load_swa", "all(-1 <= load_swa[:, 0] < num_swa_slots)", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 0]));
+        if (!((INT64_C(-1) <= ((int64_t)f0[i * 4 + 0])) && (((int64_t)f0[i * 4 + 0]) < (int64_t)l->num_swa_slots))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 49, -1, "InputMetadataV41.load_swa", "all(-1 <= load_swa[:, 0] < num_swa_slots)", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 0]));
     } while (0);
     /* load_swa: all(0 <= load_swa[:, 1] < load_swa[:, 2]) */
     do {
@@ -3242,7 +3329,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = (n0 / 4); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i * 4 + 1])) && (((int64_t)f0[i * 4 + 1]) < ((int64_t)f0[i * 4 + 2])));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i * 4 + 1])) && (((int64_t)f0[i * 4 + 1]) < ((int64_t)f0[i * 4 + 2])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 49, -1, "InputMetadataV41.load_swa", "all(0 <= load_swa[:, 1] < load_swa[:, 2])", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 1]));
+        if (!((INT64_C(0) <= ((int64_t)f0[i * 4 + 1])) && (((int64_t)f0[i * 4 + 1]) < ((int64_t)f0[i * 4 + 2])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 50, -1, "InputMetadataV41.load_swa", "all(0 <= load_swa[:, 1] < load_swa[:, 2])", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 1]));
     } while (0);
     /* load_swa: all(load_swa[:, 2] <= where(load_swa[:, 0] == -1, W, SW)) */
     do {
@@ -3252,7 +3339,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = (n0 / 4); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i * 4 + 2]) <= ((((int64_t)f0[i * 4 + 0]) == INT64_C(-1)) ? (int64_t)l->window : (int64_t)l->swa_ring));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i * 4 + 2]) <= ((((int64_t)f0[i * 4 + 0]) == INT64_C(-1)) ? (int64_t)l->window : (int64_t)l->swa_ring))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 50, -1, "InputMetadataV41.load_swa", "all(load_swa[:, 2] <= where(load_swa[:, 0] == -1, W, SW))", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 2]));
+        if (!(((int64_t)f0[i * 4 + 2]) <= ((((int64_t)f0[i * 4 + 0]) == INT64_C(-1)) ? (int64_t)l->window : (int64_t)l->swa_ring))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 51, -1, "InputMetadataV41.load_swa", "all(load_swa[:, 2] <= where(load_swa[:, 0] == -1, W, SW))", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 2]));
     } while (0);
     /* load_swa: all(load_swa[:, 3] == cumsum(load_swa[:, 2] - load_swa[:, 1]) - (load_swa[:, 2] - load_swa[:, 1])) */
     do {
@@ -3265,8 +3352,8 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             c1 = di_add(c1, di_sub(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 1])));
             if (!(((int64_t)f0[i * 4 + 3]) == di_sub(c1, di_sub(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 1]))))) { bad = i; shown = ((int64_t)f0[i * 4 + 3]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 51, -1, "InputMetadataV41.load_swa", "all(load_swa[:, 3] == cumsum(load_swa[:, 2] - load_swa[:, 1]) - (load_swa[:, 2] - load_swa[:, 1]))", step_id}, bad, 0, true, shown);
-        if (0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 51, -1, "InputMetadataV41.load_swa", "all(load_swa[:, 3] == cumsum(load_swa[:, 2] - load_swa[:, 1]) - (load_swa[:, 2] - load_swa[:, 1]))", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 3]) : 0));
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 52, -1, "InputMetadataV41.load_swa", "all(load_swa[:, 3] == cumsum(load_swa[:, 2] - load_swa[:, 1]) - (load_swa[:, 2] - load_swa[:, 1]))", step_id}, bad, 0, true, shown);
+        if (0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 52, -1, "InputMetadataV41.load_swa", "all(load_swa[:, 3] == cumsum(load_swa[:, 2] - load_swa[:, 1]) - (load_swa[:, 2] - load_swa[:, 1]))", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 3]) : 0));
     } while (0);
     /* load_swa: sum(load_swa[:, 2] - load_swa[:, 1]) == total_k_swa */
     do {
@@ -3285,19 +3372,19 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 red2 = di_add(red2, di_sub(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 1])));
             }
         }
-        if (!(red1 == (int64_t)rec->total_k_swa)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 52, -1, "InputMetadataV41.load_swa", "sum(load_swa[:, 2] - load_swa[:, 1]) == total_k_swa", step_id}, -1, 0, true, red2);
+        if (!(red1 == (int64_t)rec->total_k_swa)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 53, -1, "InputMetadataV41.load_swa", "sum(load_swa[:, 2] - load_swa[:, 1]) == total_k_swa", step_id}, -1, 0, true, red2);
     } while (0);
     /* load_swa: LS <= 3 * N */
     do {
         const int64_t d_LS = di_max(free_d_LS, 0);
         const int64_t d_N = (int64_t)rec->base.num_reqs;
-        if (!(d_LS <= di_mul(INT64_C(3), d_N))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 53, -1, "InputMetadataV41.load_swa", "LS <= 3 * N", step_id}, -1, 0, true, d_LS);
+        if (!(d_LS <= di_mul(INT64_C(3), d_N))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 54, -1, "InputMetadataV41.load_swa", "LS <= 3 * N", step_id}, -1, 0, true, d_LS);
     } while (0);
     /* total_k_swa: is_prompt == 1 implies total_k_swa == N * W */
     do {
         const int64_t d_N = (int64_t)rec->base.num_reqs;
         if (!((int64_t)rec->base.is_prompt == INT64_C(1))) continue;
-        if (!((int64_t)rec->total_k_swa == di_mul(d_N, (int64_t)l->window))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 25, 54, -1, "InputMetadataV41.total_k_swa", "is_prompt == 1 implies total_k_swa == N * W", step_id}, -1, 0, true, (int64_t)rec->total_k_swa);
+        if (!((int64_t)rec->total_k_swa == di_mul(d_N, (int64_t)l->window))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 25, 55, -1, "InputMetadataV41.total_k_swa", "is_prompt == 1 implies total_k_swa == N * W", step_id}, -1, 0, true, (int64_t)rec->total_k_swa);
     } while (0);
     /* load_main: all(-1 <= load_main[r][:, 0] < NB and load_main[r][:, 0] != 0) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -3307,7 +3394,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = (n0 / 4); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((INT64_C(-1) <= ((int64_t)f0[i * 4 + 0])) && (((int64_t)f0[i * 4 + 0]) < (int64_t)l->num_blocks)) && (((int64_t)f0[i * 4 + 0]) != INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((INT64_C(-1) <= ((int64_t)f0[i * 4 + 0])) && (((int64_t)f0[i * 4 + 0]) < (int64_t)l->num_blocks)) && (((int64_t)f0[i * 4 + 0]) != INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 55, (int32_t)r, "InputMetadataV41.load_main", "all(-1 <= load_main[r][:, 0] < NB and load_main[r][:, 0] != 0)", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 0]));
+        if (!(((INT64_C(-1) <= ((int64_t)f0[i * 4 + 0])) && (((int64_t)f0[i * 4 + 0]) < (int64_t)l->num_blocks)) && (((int64_t)f0[i * 4 + 0]) != INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 56, (int32_t)r, "InputMetadataV41.load_main", "all(-1 <= load_main[r][:, 0] < NB and load_main[r][:, 0] != 0)", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 0]));
     }
     /* load_main: all(0 <= load_main[r][:, 1] < load_main[r][:, 2]) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -3317,7 +3404,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = (n0 / 4); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i * 4 + 1])) && (((int64_t)f0[i * 4 + 1]) < ((int64_t)f0[i * 4 + 2])));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i * 4 + 1])) && (((int64_t)f0[i * 4 + 1]) < ((int64_t)f0[i * 4 + 2])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 56, (int32_t)r, "InputMetadataV41.load_main", "all(0 <= load_main[r][:, 1] < load_main[r][:, 2])", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 1]));
+        if (!((INT64_C(0) <= ((int64_t)f0[i * 4 + 1])) && (((int64_t)f0[i * 4 + 1]) < ((int64_t)f0[i * 4 + 2])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 57, (int32_t)r, "InputMetadataV41.load_main", "all(0 <= load_main[r][:, 1] < load_main[r][:, 2])", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 1]));
     }
     /* load_main: all(load_main[r][:, 2] <= BS // r) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -3328,7 +3415,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = (n0 / 4); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i * 4 + 2]) <= s1);
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i * 4 + 2]) <= s1)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 57, (int32_t)r, "InputMetadataV41.load_main", "all(load_main[r][:, 2] <= BS // r)", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 2]));
+        if (!(((int64_t)f0[i * 4 + 2]) <= s1)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 58, (int32_t)r, "InputMetadataV41.load_main", "all(load_main[r][:, 2] <= BS // r)", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 2]));
     }
     /* load_main: all(load_main[r][:, 3] == cumsum(load_main[r][:, 2] - load_main[r][:, 1]) - (load_main[r][:, 2] - load_main[r][:, 1])) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -3341,8 +3428,8 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             c1 = di_add(c1, di_sub(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 1])));
             if (!(((int64_t)f0[i * 4 + 3]) == di_sub(c1, di_sub(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 1]))))) { bad = i; shown = ((int64_t)f0[i * 4 + 3]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 58, (int32_t)r, "InputMetadataV41.load_main", "all(load_main[r][:, 3] == cumsum(load_main[r][:, 2] - load_main[r][:, 1]) - (load_main[r][:, 2] - load_main[r][:, 1]))", step_id}, bad, 0, true, shown);
-        if (0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 58, (int32_t)r, "InputMetadataV41.load_main", "all(load_main[r][:, 3] == cumsum(load_main[r][:, 2] - load_main[r][:, 1]) - (load_main[r][:, 2] - load_main[r][:, 1]))", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 3]) : 0));
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 59, (int32_t)r, "InputMetadataV41.load_main", "all(load_main[r][:, 3] == cumsum(load_main[r][:, 2] - load_main[r][:, 1]) - (load_main[r][:, 2] - load_main[r][:, 1]))", step_id}, bad, 0, true, shown);
+        if (0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 59, (int32_t)r, "InputMetadataV41.load_main", "all(load_main[r][:, 3] == cumsum(load_main[r][:, 2] - load_main[r][:, 1]) - (load_main[r][:, 2] - load_main[r][:, 1]))", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 3]) : 0));
     }
     /* load_main: sum(load_main[r][:, 2] - load_main[r][:, 1]) == total_k_main[r] */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -3361,7 +3448,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 red2 = di_add(red2, di_sub(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 1])));
             }
         }
-        if (!(red1 == (int64_t)rec->total_k_main[b])) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 59, (int32_t)r, "InputMetadataV41.load_main", "sum(load_main[r][:, 2] - load_main[r][:, 1]) == total_k_main[r]", step_id}, -1, 0, true, red2);
+        if (!(red1 == (int64_t)rec->total_k_main[b])) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 60, (int32_t)r, "InputMetadataV41.load_main", "sum(load_main[r][:, 2] - load_main[r][:, 1]) == total_k_main[r]", step_id}, -1, 0, true, red2);
     }
     /* load_main: len(load_main[r]) // 4 == sum(maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r))) */
     if (level >= DI_LEVEL_FULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -3379,7 +3466,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 red3 = di_add(red3, di_max(INT64_C(1), di_floordiv(di_sub(di_add(di_floordiv(di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])), r), s1), INT64_C(1)), s2)));
             }
         }
-        if (!(di_floordiv(n0, INT64_C(4)) == red3)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 60, (int32_t)r, "InputMetadataV41.load_main", "len(load_main[r]) // 4 == sum(maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r)))", step_id}, -1, 0, true, di_floordiv(n0, INT64_C(4)));
+        if (!(di_floordiv(n0, INT64_C(4)) == red3)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 61, (int32_t)r, "InputMetadataV41.load_main", "len(load_main[r]) // 4 == sum(maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r)))", step_id}, -1, 0, true, di_floordiv(n0, INT64_C(4)));
     }
     /* load_main: all(load_main[r][:, 0] == where(repeat(diff(cu_seqlens_k) // r, maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r))) > 0, gather(step.bt_ids, repeat(step.bt_offsets[:-1], maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r))) + ramp(maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r)))), -1)) */
     if (level >= DI_LEVEL_FULL) if (step != NULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -3438,14 +3525,14 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             if (g5 < 0 || g5 >= n2) { bad = i; shown = ((int64_t)f0[i * 4 + 0]); break; }
             if (!(((int64_t)f0[i * 4 + 0]) == ((value1 > INT64_C(0)) ? ((int64_t)f2[g5]) : INT64_C(-1)))) { bad = i; shown = ((int64_t)f0[i * 4 + 0]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 61, (int32_t)r, "InputMetadataV41.load_main", "all(load_main[r][:, 0] == where(repeat(diff(cu_seqlens_k) // r, maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r))) > 0, gather(step.bt_ids, repeat(step.bt_offsets[:-1], maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r))) + ramp(maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r)))), -1))", step_id}, bad, 0, true, shown);
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 62, (int32_t)r, "InputMetadataV41.load_main", "all(load_main[r][:, 0] == where(repeat(diff(cu_seqlens_k) // r, maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r))) > 0, gather(step.bt_ids, repeat(step.bt_offsets[:-1], maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r))) + ramp(maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r)))), -1))", step_id}, bad, 0, true, shown);
         int rest4 = left1 != 0 || wrong1 || 0;
         for (j1++; !rest4 && j1 < di_max(n1 - 1, 0); j1++) {  rest4 = di_max(INT64_C(1), di_floordiv(di_sub(di_add(di_floordiv(di_sub(((int64_t)f1[(j1 + 1)]), ((int64_t)f1[j1])), r), s2), INT64_C(1)), s3)) != 0; }
         int rest9 = left6 != 0 || wrong6 || di_max(n1 - 1, 0) != di_max(n3 - 1, 0);
         for (j6++; !rest9 && j6 < di_min(di_max(n1 - 1, 0), di_max(n3 - 1, 0)); j6++) {  rest9 = di_max(INT64_C(1), di_floordiv(di_sub(di_add(di_floordiv(di_sub(((int64_t)f1[(j6 + 1)]), ((int64_t)f1[j6])), r), s7), INT64_C(1)), s8)) != 0; }
         int rest13 = left10 != 0 || wrong10 || 0;
         for (j10++; !rest13 && j10 < di_max(n1 - 1, 0); j10++) {  rest13 = di_max(INT64_C(1), di_floordiv(di_sub(di_add(di_floordiv(di_sub(((int64_t)f1[(j10 + 1)]), ((int64_t)f1[j10])), r), s11), INT64_C(1)), s12)) != 0; }
-        if (rest4 || rest9 || rest13) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 61, (int32_t)r, "InputMetadataV41.load_main", "all(load_main[r][:, 0] == where(repeat(diff(cu_seqlens_k) // r, maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r))) > 0, gather(step.bt_ids, repeat(step.bt_offsets[:-1], maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r))) + ramp(maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r)))), -1))", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 0]) : 0));
+        if (rest4 || rest9 || rest13) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 62, (int32_t)r, "InputMetadataV41.load_main", "all(load_main[r][:, 0] == where(repeat(diff(cu_seqlens_k) // r, maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r))) > 0, gather(step.bt_ids, repeat(step.bt_offsets[:-1], maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r))) + ramp(maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r)))), -1))", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 0]) : 0));
     }
     /* total_k_main: is_prompt == 1 implies total_k_main[r] == sum(maximum(1, diff(cu_seqlens_k) // r)) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -3459,10 +3546,21 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 red1 = di_add(red1, di_max(INT64_C(1), di_floordiv(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])), r)));
             }
         }
-        if (!((int64_t)rec->total_k_main[b] == red1)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 27, 62, (int32_t)r, "InputMetadataV41.total_k_main", "is_prompt == 1 implies total_k_main[r] == sum(maximum(1, diff(cu_seqlens_k) // r))", step_id}, -1, 0, true, (int64_t)rec->total_k_main[b]);
+        if (!((int64_t)rec->total_k_main[b] == red1)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 27, 63, (int32_t)r, "InputMetadataV41.total_k_main", "is_prompt == 1 implies total_k_main[r] == sum(maximum(1, diff(cu_seqlens_k) // r))", step_id}, -1, 0, true, (int64_t)rec->total_k_main[b]);
+    }
+    /* ks: all(0 <= ks[r] <= total_k_main[r]) */
+    for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_sparse[b]) continue;
+        if (!di_readable(&rec->ks[b])) continue;
+        const int32_t *f0 = rec->ks[b].data; const int64_t n0 = di_size(&rec->ks[b]);
+        (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), (int64_t)rec->total_k_main[b])) continue;
+        const int64_t n = n0; int ok = 1;
+        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= (int64_t)rec->total_k_main[b]));
+        if (!ok) for (int64_t i = 0; i < n; i++)
+        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= (int64_t)rec->total_k_main[b]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 28, 64, (int32_t)r, "InputMetadataV41.ks", "all(0 <= ks[r] <= total_k_main[r])", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* ks: all(ks[r] == repeat(cumsum(maximum(1, diff(cu_seqlens_k) // r)) - maximum(1, diff(cu_seqlens_k) // r), diff(cu_seqlens_q))) */
-    for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_sparse[b]) continue;
+    if (level >= DI_LEVEL_FULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_sparse[b]) continue;
         if (!di_readable(&rec->ks[b])) continue;
         const int32_t *f0 = rec->ks[b].data; const int64_t n0 = di_size(&rec->ks[b]);
         (void)f0; (void)n0;
@@ -3489,23 +3587,24 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             left1--; at1++;
             if (!(((int64_t)f0[i]) == value1)) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 28, 63, (int32_t)r, "InputMetadataV41.ks", "all(ks[r] == repeat(cumsum(maximum(1, diff(cu_seqlens_k) // r)) - maximum(1, diff(cu_seqlens_k) // r), diff(cu_seqlens_q)))", step_id}, bad, 0, true, shown);
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 28, 65, (int32_t)r, "InputMetadataV41.ks", "all(ks[r] == repeat(cumsum(maximum(1, diff(cu_seqlens_k) // r)) - maximum(1, diff(cu_seqlens_k) // r), diff(cu_seqlens_q)))", step_id}, bad, 0, true, shown);
         int rest3 = left1 != 0 || wrong1 || di_max(n2 - 1, 0) != di_max(n1 - 1, 0);
         for (j1++; !rest3 && j1 < di_min(di_max(n2 - 1, 0), di_max(n1 - 1, 0)); j1++) { c2 = di_add(c2, di_max(INT64_C(1), di_floordiv(di_sub(((int64_t)f1[(j1 + 1)]), ((int64_t)f1[j1])), r))); rest3 = di_sub(((int64_t)f2[(j1 + 1)]), ((int64_t)f2[j1])) != 0; }
-        if (rest3) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 28, 63, (int32_t)r, "InputMetadataV41.ks", "all(ks[r] == repeat(cumsum(maximum(1, diff(cu_seqlens_k) // r)) - maximum(1, diff(cu_seqlens_k) // r), diff(cu_seqlens_q)))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (rest3) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 28, 65, (int32_t)r, "InputMetadataV41.ks", "all(ks[r] == repeat(cumsum(maximum(1, diff(cu_seqlens_k) // r)) - maximum(1, diff(cu_seqlens_k) // r), diff(cu_seqlens_q)))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
     /* ke: all(ke[r] <= total_k_main[r]) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_sparse[b]) continue;
         if (!di_readable(&rec->ke[b])) continue;
         const int32_t *f0 = rec->ke[b].data; const int64_t n0 = di_size(&rec->ke[b]);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT32_MIN, (int64_t)rec->total_k_main[b])) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) <= (int64_t)rec->total_k_main[b]);
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) <= (int64_t)rec->total_k_main[b])) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 29, 64, (int32_t)r, "InputMetadataV41.ke", "all(ke[r] <= total_k_main[r])", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int64_t)f0[i]) <= (int64_t)rec->total_k_main[b])) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 29, 66, (int32_t)r, "InputMetadataV41.ke", "all(ke[r] <= total_k_main[r])", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* ke: all(ke[r] - ks[r] == (positions + 1) // r) */
-    for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_sparse[b]) continue;
+    if (level >= DI_LEVEL_FULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_sparse[b]) continue;
         if (!di_readable(&rec->ke[b])) continue;
         const int32_t *f0 = rec->ke[b].data; const int64_t n0 = di_size(&rec->ke[b]);
         (void)f0; (void)n0;
@@ -3518,28 +3617,25 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = di_min(di_min(n0, n1), n2); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[i]), ((int64_t)f1[i])) == di_floordiv(di_add(((int64_t)f2[i]), INT64_C(1)), r));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(di_sub(((int64_t)f0[i]), ((int64_t)f1[i])) == di_floordiv(di_add(((int64_t)f2[i]), INT64_C(1)), r))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 29, 65, (int32_t)r, "InputMetadataV41.ke", "all(ke[r] - ks[r] == (positions + 1) // r)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1 || n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 29, 65, (int32_t)r, "InputMetadataV41.ke", "all(ke[r] - ks[r] == (positions + 1) // r)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (!(di_sub(((int64_t)f0[i]), ((int64_t)f1[i])) == di_floordiv(di_add(((int64_t)f2[i]), INT64_C(1)), r))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 29, 67, (int32_t)r, "InputMetadataV41.ke", "all(ke[r] - ks[r] == (positions + 1) // r)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (n0 != n1 || n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 29, 67, (int32_t)r, "InputMetadataV41.ke", "all(ke[r] - ks[r] == (positions + 1) // r)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+    }
+    /* ca_offset_len: all(ca_offset_len[r] >= 0) */
+    for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_dense[b]) continue;
+        if (!di_readable(&rec->ca_offset_len[b])) continue;
+        const int32_t *f0 = rec->ca_offset_len[b].data; const int64_t n0 = di_size(&rec->ca_offset_len[b]);
+        (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
+        const int64_t n = n0; int ok = 1;
+        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(0));
+        if (!ok) for (int64_t i = 0; i < n; i++)
+        if (!(((int64_t)f0[i]) >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 68, (int32_t)r, "InputMetadataV41.ca_offset_len", "all(ca_offset_len[r] >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* ca_offset_len: is_prompt == 0 implies T * MB * (BS // r) < 2147483648 */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_dense[b]) continue;
         const int64_t d_T = (int64_t)rec->base.total_q;
         if (!((int64_t)rec->base.is_prompt == INT64_C(0))) continue;
-        if (!(di_mul(di_mul(d_T, (int64_t)l->max_blocks), di_floordiv((int64_t)l->block_size, r)) < INT64_C(2147483648))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 66, (int32_t)r, "InputMetadataV41.ca_offset_len", "is_prompt == 0 implies T * MB * (BS // r) < 2147483648", step_id}, -1, 0, true, di_mul(di_mul(d_T, (int64_t)l->max_blocks), di_floordiv((int64_t)l->block_size, r)));
-    }
-    /* ca_offset_len: all(ca_offset_len[r][:, 1] == (positions + 1) // r) */
-    for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_dense[b]) continue;
-        if (!di_readable(&rec->ca_offset_len[b])) continue;
-        const int32_t *f0 = rec->ca_offset_len[b].data; const int64_t n0 = di_size(&rec->ca_offset_len[b]);
-        (void)f0; (void)n0;
-        if (!di_readable(&rec->base.positions)) continue;
-        const int32_t *f1 = rec->base.positions.data; const int64_t n1 = di_size(&rec->base.positions);
-        (void)f1; (void)n1;
-        const int64_t n = di_min((n0 / 2), n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 67, (int32_t)r, "InputMetadataV41.ca_offset_len", "all(ca_offset_len[r][:, 1] == (positions + 1) // r)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
-        if ((n0 / 2) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 67, (int32_t)r, "InputMetadataV41.ca_offset_len", "all(ca_offset_len[r][:, 1] == (positions + 1) // r)", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 1]) : 0));
+        if (!(di_mul(di_mul(d_T, (int64_t)l->max_blocks), di_floordiv((int64_t)l->block_size, r)) < INT64_C(2147483648))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 69, (int32_t)r, "InputMetadataV41.ca_offset_len", "is_prompt == 0 implies T * MB * (BS // r) < 2147483648", step_id}, -1, 0, true, di_mul(di_mul(d_T, (int64_t)l->max_blocks), di_floordiv((int64_t)l->block_size, r)));
     }
     /* ca_offset_len: is_prompt == 0 implies all(ca_offset_len[r][:, 0] == arange(T) * MB * (BS // r)) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_dense[b]) continue;
@@ -3552,11 +3648,25 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = di_min((n0 / 2), di_max(d_T, 0)); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i * 2 + 0]) == di_mul(di_mul((i), (int64_t)l->max_blocks), s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i * 2 + 0]) == di_mul(di_mul((i), (int64_t)l->max_blocks), s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 68, (int32_t)r, "InputMetadataV41.ca_offset_len", "is_prompt == 0 implies all(ca_offset_len[r][:, 0] == arange(T) * MB * (BS // r))", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
-        if ((n0 / 2) != di_max(d_T, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 68, (int32_t)r, "InputMetadataV41.ca_offset_len", "is_prompt == 0 implies all(ca_offset_len[r][:, 0] == arange(T) * MB * (BS // r))", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 0]) : 0));
+        if (!(((int64_t)f0[i * 2 + 0]) == di_mul(di_mul((i), (int64_t)l->max_blocks), s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 70, (int32_t)r, "InputMetadataV41.ca_offset_len", "is_prompt == 0 implies all(ca_offset_len[r][:, 0] == arange(T) * MB * (BS // r))", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
+        if ((n0 / 2) != di_max(d_T, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 70, (int32_t)r, "InputMetadataV41.ca_offset_len", "is_prompt == 0 implies all(ca_offset_len[r][:, 0] == arange(T) * MB * (BS // r))", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 0]) : 0));
+    }
+    /* ca_offset_len: all(ca_offset_len[r][:, 1] == (positions + 1) // r) */
+    if (level >= DI_LEVEL_FULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_dense[b]) continue;
+        if (!di_readable(&rec->ca_offset_len[b])) continue;
+        const int32_t *f0 = rec->ca_offset_len[b].data; const int64_t n0 = di_size(&rec->ca_offset_len[b]);
+        (void)f0; (void)n0;
+        if (!di_readable(&rec->base.positions)) continue;
+        const int32_t *f1 = rec->base.positions.data; const int64_t n1 = di_size(&rec->base.positions);
+        (void)f1; (void)n1;
+        const int64_t n = di_min((n0 / 2), n1); int ok = 1;
+        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r));
+        if (!ok) for (int64_t i = 0; i < n; i++)
+        if (!(((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 71, (int32_t)r, "InputMetadataV41.ca_offset_len", "all(ca_offset_len[r][:, 1] == (positions + 1) // r)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
+        if ((n0 / 2) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 71, (int32_t)r, "InputMetadataV41.ca_offset_len", "all(ca_offset_len[r][:, 1] == (positions + 1) // r)", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 1]) : 0));
     }
     /* ca_offset_len: all(ca_offset_len[r][:, 0] == repeat(cumsum(maximum(1, diff(cu_seqlens_k) // r)) - maximum(1, diff(cu_seqlens_k) // r), diff(cu_seqlens_q))) */
-    for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_dense[b]) continue;
+    if (level >= DI_LEVEL_FULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_dense[b]) continue;
         if (!di_readable(&rec->ca_offset_len[b])) continue;
         const int32_t *f0 = rec->ca_offset_len[b].data; const int64_t n0 = di_size(&rec->ca_offset_len[b]);
         (void)f0; (void)n0;
@@ -3583,23 +3693,24 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             left1--; at1++;
             if (!(((int64_t)f0[i * 2 + 0]) == value1)) { bad = i; shown = ((int64_t)f0[i * 2 + 0]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 69, (int32_t)r, "InputMetadataV41.ca_offset_len", "all(ca_offset_len[r][:, 0] == repeat(cumsum(maximum(1, diff(cu_seqlens_k) // r)) - maximum(1, diff(cu_seqlens_k) // r), diff(cu_seqlens_q)))", step_id}, bad, 0, true, shown);
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 72, (int32_t)r, "InputMetadataV41.ca_offset_len", "all(ca_offset_len[r][:, 0] == repeat(cumsum(maximum(1, diff(cu_seqlens_k) // r)) - maximum(1, diff(cu_seqlens_k) // r), diff(cu_seqlens_q)))", step_id}, bad, 0, true, shown);
         int rest3 = left1 != 0 || wrong1 || di_max(n2 - 1, 0) != di_max(n1 - 1, 0);
         for (j1++; !rest3 && j1 < di_min(di_max(n2 - 1, 0), di_max(n1 - 1, 0)); j1++) { c2 = di_add(c2, di_max(INT64_C(1), di_floordiv(di_sub(((int64_t)f1[(j1 + 1)]), ((int64_t)f1[j1])), r))); rest3 = di_sub(((int64_t)f2[(j1 + 1)]), ((int64_t)f2[j1])) != 0; }
-        if (rest3) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 69, (int32_t)r, "InputMetadataV41.ca_offset_len", "all(ca_offset_len[r][:, 0] == repeat(cumsum(maximum(1, diff(cu_seqlens_k) // r)) - maximum(1, diff(cu_seqlens_k) // r), diff(cu_seqlens_q)))", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 0]) : 0));
+        if (rest3) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 72, (int32_t)r, "InputMetadataV41.ca_offset_len", "all(ca_offset_len[r][:, 0] == repeat(cumsum(maximum(1, diff(cu_seqlens_k) // r)) - maximum(1, diff(cu_seqlens_k) // r), diff(cu_seqlens_q)))", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 0]) : 0));
     }
     /* swa_pivots: all(swa_pivots >= 0) */
     do {
         if (!di_readable(&rec->swa_pivots)) continue;
         const int32_t *f0 = rec->swa_pivots.data; const int64_t n0 = di_size(&rec->swa_pivots);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(0));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 70, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int64_t)f0[i]) >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 73, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* swa_pivots: all(swa_pivots[:, 1] + swa_pivots[:, 3] <= minimum(W, positions + 1)) */
-    do {
+    if (level >= DI_LEVEL_FULL) do {
         if (!di_readable(&rec->swa_pivots)) continue;
         const int32_t *f0 = rec->swa_pivots.data; const int64_t n0 = di_size(&rec->swa_pivots);
         (void)f0; (void)n0;
@@ -3609,11 +3720,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = di_min((n0 / 4), n1); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (di_add(((int64_t)f0[i * 4 + 1]), ((int64_t)f0[i * 4 + 3])) <= di_min((int64_t)l->window, di_add(((int64_t)f1[i]), INT64_C(1))));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(di_add(((int64_t)f0[i * 4 + 1]), ((int64_t)f0[i * 4 + 3])) <= di_min((int64_t)l->window, di_add(((int64_t)f1[i]), INT64_C(1))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 71, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 1] + swa_pivots[:, 3] <= minimum(W, positions + 1))", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 1]));
-        if ((n0 / 4) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 71, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 1] + swa_pivots[:, 3] <= minimum(W, positions + 1))", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 1]) : 0));
+        if (!(di_add(((int64_t)f0[i * 4 + 1]), ((int64_t)f0[i * 4 + 3])) <= di_min((int64_t)l->window, di_add(((int64_t)f1[i]), INT64_C(1))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 74, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 1] + swa_pivots[:, 3] <= minimum(W, positions + 1))", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 1]));
+        if ((n0 / 4) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 74, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 1] + swa_pivots[:, 3] <= minimum(W, positions + 1))", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 1]) : 0));
     } while (0);
     /* swa_pivots: all(swa_pivots[:, 1] > 0 implies swa_pivots[:, 0] + swa_pivots[:, 1] == (repeat(arange(N), diff(cu_seqlens_q)) + 1) * W) */
-    do {
+    if (level >= DI_LEVEL_FULL) do {
         if (!di_readable(&rec->swa_pivots)) continue;
         const int32_t *f0 = rec->swa_pivots.data; const int64_t n0 = di_size(&rec->swa_pivots);
         (void)f0; (void)n0;
@@ -3636,13 +3747,13 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             left1--; at1++;
             if (!(!(((int64_t)f0[i * 4 + 1]) > INT64_C(0)) || (di_add(((int64_t)f0[i * 4 + 0]), ((int64_t)f0[i * 4 + 1])) == di_mul(di_add(value1, INT64_C(1)), (int64_t)l->window)))) { bad = i; shown = ((int64_t)f0[i * 4 + 1]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 72, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 1] > 0 implies swa_pivots[:, 0] + swa_pivots[:, 1] == (repeat(arange(N), diff(cu_seqlens_q)) + 1) * W)", step_id}, bad, 0, true, shown);
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 75, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 1] > 0 implies swa_pivots[:, 0] + swa_pivots[:, 1] == (repeat(arange(N), diff(cu_seqlens_q)) + 1) * W)", step_id}, bad, 0, true, shown);
         int rest2 = left1 != 0 || wrong1 || di_max(n1 - 1, 0) != di_max(d_N, 0);
         for (j1++; !rest2 && j1 < di_min(di_max(n1 - 1, 0), di_max(d_N, 0)); j1++) {  rest2 = di_sub(((int64_t)f1[(j1 + 1)]), ((int64_t)f1[j1])) != 0; }
-        if (rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 72, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 1] > 0 implies swa_pivots[:, 0] + swa_pivots[:, 1] == (repeat(arange(N), diff(cu_seqlens_q)) + 1) * W)", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 1]) : 0));
+        if (rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 75, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 1] > 0 implies swa_pivots[:, 0] + swa_pivots[:, 1] == (repeat(arange(N), diff(cu_seqlens_q)) + 1) * W)", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 1]) : 0));
     } while (0);
     /* swa_pivots: all(swa_pivots[:, 3] > 0 implies swa_pivots[:, 2] + swa_pivots[:, 3] == N * W + arange(T) + 1) */
-    do {
+    if (level >= DI_LEVEL_FULL) do {
         if (!di_readable(&rec->swa_pivots)) continue;
         const int32_t *f0 = rec->swa_pivots.data; const int64_t n0 = di_size(&rec->swa_pivots);
         (void)f0; (void)n0;
@@ -3652,11 +3763,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = di_min((n0 / 4), di_max(d_T, 0)); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (!(((int64_t)f0[i * 4 + 3]) > INT64_C(0)) || (di_add(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 3])) == di_add(di_add(s1, (i)), INT64_C(1))));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(!(((int64_t)f0[i * 4 + 3]) > INT64_C(0)) || (di_add(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 3])) == di_add(di_add(s1, (i)), INT64_C(1))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 73, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 3] > 0 implies swa_pivots[:, 2] + swa_pivots[:, 3] == N * W + arange(T) + 1)", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 3]));
-        if ((n0 / 4) != di_max(d_T, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 73, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 3] > 0 implies swa_pivots[:, 2] + swa_pivots[:, 3] == N * W + arange(T) + 1)", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 3]) : 0));
+        if (!(!(((int64_t)f0[i * 4 + 3]) > INT64_C(0)) || (di_add(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 3])) == di_add(di_add(s1, (i)), INT64_C(1))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 76, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 3] > 0 implies swa_pivots[:, 2] + swa_pivots[:, 3] == N * W + arange(T) + 1)", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 3]));
+        if ((n0 / 4) != di_max(d_T, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 76, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 3] > 0 implies swa_pivots[:, 2] + swa_pivots[:, 3] == N * W + arange(T) + 1)", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 3]) : 0));
     } while (0);
     /* swa_pivots: replay_mode == ReplayMode.OFF implies all(swa_pivots[:, 3] == minimum(minimum(W, positions + 1), ramp(diff(cu_seqlens_q)) + 1)) */
-    do {
+    if (level >= DI_LEVEL_FULL) do {
         if (!di_readable(&rec->swa_pivots)) continue;
         const int32_t *f0 = rec->swa_pivots.data; const int64_t n0 = di_size(&rec->swa_pivots);
         (void)f0; (void)n0;
@@ -3680,13 +3791,13 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             left1--; at1++;
             if (!(((int64_t)f0[i * 4 + 3]) == di_min(di_min((int64_t)l->window, di_add(((int64_t)f1[i]), INT64_C(1))), di_add(at1, INT64_C(1))))) { bad = i; shown = ((int64_t)f0[i * 4 + 3]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 74, -1, "InputMetadataV41.swa_pivots", "replay_mode == ReplayMode.OFF implies all(swa_pivots[:, 3] == minimum(minimum(W, positions + 1), ramp(diff(cu_seqlens_q)) + 1))", step_id}, bad, 0, true, shown);
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 77, -1, "InputMetadataV41.swa_pivots", "replay_mode == ReplayMode.OFF implies all(swa_pivots[:, 3] == minimum(minimum(W, positions + 1), ramp(diff(cu_seqlens_q)) + 1))", step_id}, bad, 0, true, shown);
         int rest2 = left1 != 0 || wrong1 || 0;
         for (j1++; !rest2 && j1 < di_max(n2 - 1, 0); j1++) {  rest2 = di_sub(((int64_t)f2[(j1 + 1)]), ((int64_t)f2[j1])) != 0; }
-        if ((n0 / 4) != n1 || rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 74, -1, "InputMetadataV41.swa_pivots", "replay_mode == ReplayMode.OFF implies all(swa_pivots[:, 3] == minimum(minimum(W, positions + 1), ramp(diff(cu_seqlens_q)) + 1))", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 3]) : 0));
+        if ((n0 / 4) != n1 || rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 77, -1, "InputMetadataV41.swa_pivots", "replay_mode == ReplayMode.OFF implies all(swa_pivots[:, 3] == minimum(minimum(W, positions + 1), ramp(diff(cu_seqlens_q)) + 1))", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 3]) : 0));
     } while (0);
     /* swa_pivots: replay_mode == ReplayMode.OFF implies all(swa_pivots[:, 1] + swa_pivots[:, 3] == minimum(W, positions + 1 - repeat(step.swa_valid_start, diff(cu_seqlens_q)))) */
-    if (step != NULL) do {
+    if (level >= DI_LEVEL_FULL) if (step != NULL) do {
         if (!di_readable(&rec->swa_pivots)) continue;
         const int32_t *f0 = rec->swa_pivots.data; const int64_t n0 = di_size(&rec->swa_pivots);
         (void)f0; (void)n0;
@@ -3715,13 +3826,24 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             left1--; at1++;
             if (!(di_add(((int64_t)f0[i * 4 + 1]), ((int64_t)f0[i * 4 + 3])) == di_min((int64_t)l->window, di_sub(di_add(((int64_t)f1[i]), INT64_C(1)), value1)))) { bad = i; shown = ((int64_t)f0[i * 4 + 1]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 75, -1, "InputMetadataV41.swa_pivots", "replay_mode == ReplayMode.OFF implies all(swa_pivots[:, 1] + swa_pivots[:, 3] == minimum(W, positions + 1 - repeat(step.swa_valid_start, diff(cu_seqlens_q))))", step_id}, bad, 0, true, shown);
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 78, -1, "InputMetadataV41.swa_pivots", "replay_mode == ReplayMode.OFF implies all(swa_pivots[:, 1] + swa_pivots[:, 3] == minimum(W, positions + 1 - repeat(step.swa_valid_start, diff(cu_seqlens_q))))", step_id}, bad, 0, true, shown);
         int rest2 = left1 != 0 || wrong1 || di_max(n3 - 1, 0) != n2;
         for (j1++; !rest2 && j1 < di_min(di_max(n3 - 1, 0), n2); j1++) {  rest2 = di_sub(((int64_t)f3[(j1 + 1)]), ((int64_t)f3[j1])) != 0; }
-        if ((n0 / 4) != n1 || rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 75, -1, "InputMetadataV41.swa_pivots", "replay_mode == ReplayMode.OFF implies all(swa_pivots[:, 1] + swa_pivots[:, 3] == minimum(W, positions + 1 - repeat(step.swa_valid_start, diff(cu_seqlens_q))))", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 1]) : 0));
+        if ((n0 / 4) != n1 || rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 78, -1, "InputMetadataV41.swa_pivots", "replay_mode == ReplayMode.OFF implies all(swa_pivots[:, 1] + swa_pivots[:, 3] == minimum(W, positions + 1 - repeat(step.swa_valid_start, diff(cu_seqlens_q))))", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 1]) : 0));
+    } while (0);
+    /* context_lens: all(1 <= context_lens <= max_pos) */
+    do {
+        if (!di_readable(&rec->context_lens)) continue;
+        const int32_t *f0 = rec->context_lens.data; const int64_t n0 = di_size(&rec->context_lens);
+        (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(1), (int64_t)l->max_pos)) continue;
+        const int64_t n = n0; int ok = 1;
+        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= (int64_t)l->max_pos));
+        if (!ok) for (int64_t i = 0; i < n; i++)
+        if (!((INT64_C(1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= (int64_t)l->max_pos))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 33, 79, -1, "InputMetadataV41.context_lens", "all(1 <= context_lens <= max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* context_lens: all(context_lens == positions + 1) */
-    do {
+    if (level >= DI_LEVEL_FULL) do {
         if (!di_readable(&rec->context_lens)) continue;
         const int32_t *f0 = rec->context_lens.data; const int64_t n0 = di_size(&rec->context_lens);
         (void)f0; (void)n0;
@@ -3731,11 +3853,24 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = di_min(n0, n1); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == di_add(((int64_t)f1[i]), INT64_C(1)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) == di_add(((int64_t)f1[i]), INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 33, 76, -1, "InputMetadataV41.context_lens", "all(context_lens == positions + 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 33, 76, -1, "InputMetadataV41.context_lens", "all(context_lens == positions + 1)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (!(((int64_t)f0[i]) == di_add(((int64_t)f1[i]), INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 33, 80, -1, "InputMetadataV41.context_lens", "all(context_lens == positions + 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 33, 80, -1, "InputMetadataV41.context_lens", "all(context_lens == positions + 1)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
-    /* klen: all(klen[r] == (positions + 1) // r) */
+    /* klen: all(0 <= klen[r] <= max_pos // r) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_sparse[b]) continue;
+        if (!di_readable(&rec->klen[b])) continue;
+        const int32_t *f0 = rec->klen[b].data; const int64_t n0 = di_size(&rec->klen[b]);
+        (void)f0; (void)n0;
+        const int64_t s1 = di_floordiv((int64_t)l->max_pos, r);
+        const int64_t s2 = di_floordiv((int64_t)l->max_pos, r);
+        if (di_in_range(f0, n0, INT64_C(0), s2)) continue;
+        const int64_t n = n0; int ok = 1;
+        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= s1));
+        if (!ok) for (int64_t i = 0; i < n; i++)
+        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 34, 81, (int32_t)r, "InputMetadataV41.klen", "all(0 <= klen[r] <= max_pos // r)", step_id}, i, 0, true, ((int64_t)f0[i]));
+    }
+    /* klen: all(klen[r] == (positions + 1) // r) */
+    if (level >= DI_LEVEL_FULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_sparse[b]) continue;
         if (!di_readable(&rec->klen[b])) continue;
         const int32_t *f0 = rec->klen[b].data; const int64_t n0 = di_size(&rec->klen[b]);
         (void)f0; (void)n0;
@@ -3745,11 +3880,32 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = di_min(n0, n1); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 34, 77, (int32_t)r, "InputMetadataV41.klen", "all(klen[r] == (positions + 1) // r)", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 34, 77, (int32_t)r, "InputMetadataV41.klen", "all(klen[r] == (positions + 1) // r)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (!(((int64_t)f0[i]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 34, 82, (int32_t)r, "InputMetadataV41.klen", "all(klen[r] == (positions + 1) // r)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 34, 82, (int32_t)r, "InputMetadataV41.klen", "all(klen[r] == (positions + 1) // r)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
-    /* swa_offset_len: all(swa_offset_len[:, 1] == minimum(positions + 1, W)) */
+    /* swa_offset_len: all(0 <= swa_offset_len[:, 0] < num_swa_slots * SW) */
     do {
+        if (!di_readable(&rec->swa_offset_len)) continue;
+        const int32_t *f0 = rec->swa_offset_len.data; const int64_t n0 = di_size(&rec->swa_offset_len);
+        (void)f0; (void)n0;
+        const int64_t s1 = di_mul((int64_t)l->num_swa_slots, (int64_t)l->swa_ring);
+        const int64_t n = (n0 / 2); int ok = 1;
+        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i * 2 + 0])) && (((int64_t)f0[i * 2 + 0]) < s1));
+        if (!ok) for (int64_t i = 0; i < n; i++)
+        if (!((INT64_C(0) <= ((int64_t)f0[i * 2 + 0])) && (((int64_t)f0[i * 2 + 0]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 83, -1, "InputMetadataV41.swa_offset_len", "all(0 <= swa_offset_len[:, 0] < num_swa_slots * SW)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
+    } while (0);
+    /* swa_offset_len: all(0 <= swa_offset_len[:, 1] <= W) */
+    do {
+        if (!di_readable(&rec->swa_offset_len)) continue;
+        const int32_t *f0 = rec->swa_offset_len.data; const int64_t n0 = di_size(&rec->swa_offset_len);
+        (void)f0; (void)n0;
+        const int64_t n = (n0 / 2); int ok = 1;
+        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i * 2 + 1])) && (((int64_t)f0[i * 2 + 1]) <= (int64_t)l->window));
+        if (!ok) for (int64_t i = 0; i < n; i++)
+        if (!((INT64_C(0) <= ((int64_t)f0[i * 2 + 1])) && (((int64_t)f0[i * 2 + 1]) <= (int64_t)l->window))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 84, -1, "InputMetadataV41.swa_offset_len", "all(0 <= swa_offset_len[:, 1] <= W)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
+    } while (0);
+    /* swa_offset_len: all(swa_offset_len[:, 1] == minimum(positions + 1, W)) */
+    if (level >= DI_LEVEL_FULL) do {
         if (!di_readable(&rec->swa_offset_len)) continue;
         const int32_t *f0 = rec->swa_offset_len.data; const int64_t n0 = di_size(&rec->swa_offset_len);
         (void)f0; (void)n0;
@@ -3759,11 +3915,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = di_min((n0 / 2), n1); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i * 2 + 1]) == di_min(di_add(((int64_t)f1[i]), INT64_C(1)), (int64_t)l->window));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i * 2 + 1]) == di_min(di_add(((int64_t)f1[i]), INT64_C(1)), (int64_t)l->window))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 78, -1, "InputMetadataV41.swa_offset_len", "all(swa_offset_len[:, 1] == minimum(positions + 1, W))", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
-        if ((n0 / 2) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 78, -1, "InputMetadataV41.swa_offset_len", "all(swa_offset_len[:, 1] == minimum(positions + 1, W))", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 1]) : 0));
+        if (!(((int64_t)f0[i * 2 + 1]) == di_min(di_add(((int64_t)f1[i]), INT64_C(1)), (int64_t)l->window))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 85, -1, "InputMetadataV41.swa_offset_len", "all(swa_offset_len[:, 1] == minimum(positions + 1, W))", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
+        if ((n0 / 2) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 85, -1, "InputMetadataV41.swa_offset_len", "all(swa_offset_len[:, 1] == minimum(positions + 1, W))", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 1]) : 0));
     } while (0);
     /* swa_offset_len: all(swa_offset_len[:, 0] == swa_slot_idx * SW + (positions + 1 - swa_offset_len[:, 1]) % SW) */
-    do {
+    if (level >= DI_LEVEL_FULL) do {
         if (!di_readable(&rec->swa_offset_len)) continue;
         const int32_t *f0 = rec->swa_offset_len.data; const int64_t n0 = di_size(&rec->swa_offset_len);
         (void)f0; (void)n0;
@@ -3776,11 +3932,23 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = di_min(di_min((n0 / 2), n1), n2); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i * 2 + 0]) == di_add(di_mul(((int64_t)f1[i]), (int64_t)l->swa_ring), di_mod(di_sub(di_add(((int64_t)f2[i]), INT64_C(1)), ((int64_t)f0[i * 2 + 1])), (int64_t)l->swa_ring)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i * 2 + 0]) == di_add(di_mul(((int64_t)f1[i]), (int64_t)l->swa_ring), di_mod(di_sub(di_add(((int64_t)f2[i]), INT64_C(1)), ((int64_t)f0[i * 2 + 1])), (int64_t)l->swa_ring)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 79, -1, "InputMetadataV41.swa_offset_len", "all(swa_offset_len[:, 0] == swa_slot_idx * SW + (positions + 1 - swa_offset_len[:, 1]) % SW)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
-        if ((n0 / 2) != n1 || (n0 / 2) != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 79, -1, "InputMetadataV41.swa_offset_len", "all(swa_offset_len[:, 0] == swa_slot_idx * SW + (positions + 1 - swa_offset_len[:, 1]) % SW)", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 0]) : 0));
+        if (!(((int64_t)f0[i * 2 + 0]) == di_add(di_mul(((int64_t)f1[i]), (int64_t)l->swa_ring), di_mod(di_sub(di_add(((int64_t)f2[i]), INT64_C(1)), ((int64_t)f0[i * 2 + 1])), (int64_t)l->swa_ring)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 86, -1, "InputMetadataV41.swa_offset_len", "all(swa_offset_len[:, 0] == swa_slot_idx * SW + (positions + 1 - swa_offset_len[:, 1]) % SW)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
+        if ((n0 / 2) != n1 || (n0 / 2) != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 86, -1, "InputMetadataV41.swa_offset_len", "all(swa_offset_len[:, 0] == swa_slot_idx * SW + (positions + 1 - swa_offset_len[:, 1]) % SW)", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 0]) : 0));
+    } while (0);
+    /* query_indices: all(0 <= query_indices < N) */
+    do {
+        if (!di_readable(&rec->query_indices)) continue;
+        const int32_t *f0 = rec->query_indices.data; const int64_t n0 = di_size(&rec->query_indices);
+        (void)f0; (void)n0;
+        const int64_t d_N = (int64_t)rec->base.num_reqs;
+        if (di_in_range(f0, n0, INT64_C(0), di_sub(d_N, 1))) continue;
+        const int64_t n = n0; int ok = 1;
+        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < d_N));
+        if (!ok) for (int64_t i = 0; i < n; i++)
+        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < d_N))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 36, 87, -1, "InputMetadataV41.query_indices", "all(0 <= query_indices < N)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* query_indices: all(query_indices == repeat(arange(N), seqlens_q)) */
-    do {
+    if (level >= DI_LEVEL_FULL) do {
         if (!di_readable(&rec->query_indices)) continue;
         const int32_t *f0 = rec->query_indices.data; const int64_t n0 = di_size(&rec->query_indices);
         (void)f0; (void)n0;
@@ -3803,10 +3971,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             left1--; at1++;
             if (!(((int64_t)f0[i]) == value1)) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 36, 80, -1, "InputMetadataV41.query_indices", "all(query_indices == repeat(arange(N), seqlens_q))", step_id}, bad, 0, true, shown);
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 36, 88, -1, "InputMetadataV41.query_indices", "all(query_indices == repeat(arange(N), seqlens_q))", step_id}, bad, 0, true, shown);
         int rest2 = left1 != 0 || wrong1 || n1 != di_max(d_N, 0);
         for (j1++; !rest2 && j1 < di_min(n1, di_max(d_N, 0)); j1++) {  rest2 = ((int64_t)f1[j1]) != 0; }
-        if (rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 36, 80, -1, "InputMetadataV41.query_indices", "all(query_indices == repeat(arange(N), seqlens_q))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 36, 88, -1, "InputMetadataV41.query_indices", "all(query_indices == repeat(arange(N), seqlens_q))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* rp_query_index: all(0 <= rp_query_index < T) */
     do {
@@ -3814,10 +3982,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->rp_query_index.data; const int64_t n0 = di_size(&rec->rp_query_index);
         (void)f0; (void)n0;
         const int64_t d_T = (int64_t)rec->base.total_q;
+        if (di_in_range(f0, n0, INT64_C(0), di_sub(d_T, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < d_T));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 40, 81, -1, "InputMetadataV41.rp_query_index", "all(0 <= rp_query_index < T)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 40, 89, -1, "InputMetadataV41.rp_query_index", "all(0 <= rp_query_index < T)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* rp_query_index: all(diff(rp_query_index) >= 1) */
     do {
@@ -3827,7 +3996,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = di_max(n0 - 1, 0); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= INT64_C(1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= INT64_C(1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 40, 82, -1, "InputMetadataV41.rp_query_index", "all(diff(rp_query_index) >= 1)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
+        if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= INT64_C(1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 40, 90, -1, "InputMetadataV41.rp_query_index", "all(diff(rp_query_index) >= 1)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
     } while (0);
     /* rp_cu_q: rp_cu_q[0] == 0 */
     do {
@@ -3836,11 +4005,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         (void)f0; (void)n0;
         const int64_t len1 = n0;
         const int64_t at2 = di_index(INT64_C(0), len1);
-        if (at2 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 83, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[0] == 0", step_id}, -1, 0, true, 0); }
+        if (at2 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 91, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[0] == 0", step_id}, -1, 0, true, 0); }
         const int64_t len3 = n0;
         const int64_t at4 = di_index(INT64_C(0), len3);
-        if (at4 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 83, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[0] == 0", step_id}, -1, 0, true, 0); }
-        if (!(((int64_t)f0[at2]) == INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 83, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[0] == 0", step_id}, -1, 0, true, ((int64_t)f0[at4]));
+        if (at4 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 91, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[0] == 0", step_id}, -1, 0, true, 0); }
+        if (!(((int64_t)f0[at2]) == INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 91, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[0] == 0", step_id}, -1, 0, true, ((int64_t)f0[at4]));
     } while (0);
     /* rp_cu_q: all(diff(rp_cu_q) >= 1) */
     do {
@@ -3850,7 +4019,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = di_max(n0 - 1, 0); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= INT64_C(1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= INT64_C(1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 84, -1, "InputMetadataV41.rp_cu_q", "all(diff(rp_cu_q) >= 1)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
+        if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= INT64_C(1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 92, -1, "InputMetadataV41.rp_cu_q", "all(diff(rp_cu_q) >= 1)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
     } while (0);
     /* rp_cu_q: rp_cu_q[-1] == Tc */
     do {
@@ -3860,11 +4029,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t d_Tc = (int64_t)rec->rp_total_q;
         const int64_t len1 = n0;
         const int64_t at2 = di_index(INT64_C(-1), len1);
-        if (at2 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 85, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[-1] == Tc", step_id}, -1, 0, true, 0); }
+        if (at2 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 93, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[-1] == Tc", step_id}, -1, 0, true, 0); }
         const int64_t len3 = n0;
         const int64_t at4 = di_index(INT64_C(-1), len3);
-        if (at4 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 85, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[-1] == Tc", step_id}, -1, 0, true, 0); }
-        if (!(((int64_t)f0[at2]) == d_Tc)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 85, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[-1] == Tc", step_id}, -1, 0, true, ((int64_t)f0[at4]));
+        if (at4 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 93, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[-1] == Tc", step_id}, -1, 0, true, 0); }
+        if (!(((int64_t)f0[at2]) == d_Tc)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 93, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[-1] == Tc", step_id}, -1, 0, true, ((int64_t)f0[at4]));
     } while (0);
     /* rp_positions: all(rp_positions == gather(positions, rp_query_index)) */
     do {
@@ -3883,18 +4052,19 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             if (g1 < 0 || g1 >= n1) { bad = i; shown = ((int64_t)f0[i]); break; }
             if (!(((int64_t)f0[i]) == ((int64_t)f1[g1]))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 42, 86, -1, "InputMetadataV41.rp_positions", "all(rp_positions == gather(positions, rp_query_index))", step_id}, bad, 0, true, shown);
-        if (n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 42, 86, -1, "InputMetadataV41.rp_positions", "all(rp_positions == gather(positions, rp_query_index))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 42, 94, -1, "InputMetadataV41.rp_positions", "all(rp_positions == gather(positions, rp_query_index))", step_id}, bad, 0, true, shown);
+        if (n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 42, 94, -1, "InputMetadataV41.rp_positions", "all(rp_positions == gather(positions, rp_query_index))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* rp_swa_pivots: all(rp_swa_pivots >= 0) */
     do {
         if (!di_readable(&rec->rp_swa_pivots)) continue;
         const int32_t *f0 = rec->rp_swa_pivots.data; const int64_t n0 = di_size(&rec->rp_swa_pivots);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(0));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 43, 87, -1, "InputMetadataV41.rp_swa_pivots", "all(rp_swa_pivots >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int64_t)f0[i]) >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 43, 95, -1, "InputMetadataV41.rp_swa_pivots", "all(rp_swa_pivots >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* rp_ks: all(rp_ks[r] == gather(ks[r], rp_query_index)) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_sparse[b]) continue;
@@ -3913,8 +4083,8 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             if (g1 < 0 || g1 >= n1) { bad = i; shown = ((int64_t)f0[i]); break; }
             if (!(((int64_t)f0[i]) == ((int64_t)f1[g1]))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 44, 88, (int32_t)r, "InputMetadataV41.rp_ks", "all(rp_ks[r] == gather(ks[r], rp_query_index))", step_id}, bad, 0, true, shown);
-        if (n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 44, 88, (int32_t)r, "InputMetadataV41.rp_ks", "all(rp_ks[r] == gather(ks[r], rp_query_index))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 44, 96, (int32_t)r, "InputMetadataV41.rp_ks", "all(rp_ks[r] == gather(ks[r], rp_query_index))", step_id}, bad, 0, true, shown);
+        if (n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 44, 96, (int32_t)r, "InputMetadataV41.rp_ks", "all(rp_ks[r] == gather(ks[r], rp_query_index))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
     /* rp_ke: all(rp_ke[r] == gather(ke[r], rp_query_index)) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_sparse[b]) continue;
@@ -3933,11 +4103,22 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             if (g1 < 0 || g1 >= n1) { bad = i; shown = ((int64_t)f0[i]); break; }
             if (!(((int64_t)f0[i]) == ((int64_t)f1[g1]))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 45, 89, (int32_t)r, "InputMetadataV41.rp_ke", "all(rp_ke[r] == gather(ke[r], rp_query_index))", step_id}, bad, 0, true, shown);
-        if (n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 45, 89, (int32_t)r, "InputMetadataV41.rp_ke", "all(rp_ke[r] == gather(ke[r], rp_query_index))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 45, 97, (int32_t)r, "InputMetadataV41.rp_ke", "all(rp_ke[r] == gather(ke[r], rp_query_index))", step_id}, bad, 0, true, shown);
+        if (n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 45, 97, (int32_t)r, "InputMetadataV41.rp_ke", "all(rp_ke[r] == gather(ke[r], rp_query_index))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+    }
+    /* rp_ca_offset_len: all(rp_ca_offset_len[r] >= 0) */
+    for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_dense[b]) continue;
+        if (!di_readable(&rec->rp_ca_offset_len[b])) continue;
+        const int32_t *f0 = rec->rp_ca_offset_len[b].data; const int64_t n0 = di_size(&rec->rp_ca_offset_len[b]);
+        (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
+        const int64_t n = n0; int ok = 1;
+        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(0));
+        if (!ok) for (int64_t i = 0; i < n; i++)
+        if (!(((int64_t)f0[i]) >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 98, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r] >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* rp_ca_offset_len: all(rp_ca_offset_len[r][:, 1] == (rp_positions + 1) // r) */
-    for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_dense[b]) continue;
+    if (level >= DI_LEVEL_FULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_dense[b]) continue;
         if (!di_readable(&rec->rp_ca_offset_len[b])) continue;
         const int32_t *f0 = rec->rp_ca_offset_len[b].data; const int64_t n0 = di_size(&rec->rp_ca_offset_len[b]);
         (void)f0; (void)n0;
@@ -3947,8 +4128,8 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = di_min((n0 / 2), n1); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 90, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r][:, 1] == (rp_positions + 1) // r)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
-        if ((n0 / 2) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 90, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r][:, 1] == (rp_positions + 1) // r)", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 1]) : 0));
+        if (!(((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 99, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r][:, 1] == (rp_positions + 1) // r)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
+        if ((n0 / 2) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 99, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r][:, 1] == (rp_positions + 1) // r)", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 1]) : 0));
     }
     /* rp_slot_swa: all(-1 <= rp_slot_swa < num_swa_slots * SW) */
     do {
@@ -3956,15 +4137,17 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->rp_slot_swa.data; const int64_t n0 = di_size(&rec->rp_slot_swa);
         (void)f0; (void)n0;
         const int64_t s1 = di_mul((int64_t)l->num_swa_slots, (int64_t)l->swa_ring);
+        const int64_t s2 = di_mul((int64_t)l->num_swa_slots, (int64_t)l->swa_ring);
+        if (di_in_range(f0, n0, INT64_C(-1), di_sub(s2, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 47, 91, -1, "InputMetadataV41.rp_slot_swa", "all(-1 <= rp_slot_swa < num_swa_slots * SW)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 47, 100, -1, "InputMetadataV41.rp_slot_swa", "all(-1 <= rp_slot_swa < num_swa_slots * SW)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* rp_total_q: 0 <= rp_total_q <= T */
     do {
         const int64_t d_T = (int64_t)rec->base.total_q;
-        if (!((INT64_C(0) <= (int64_t)rec->rp_total_q) && ((int64_t)rec->rp_total_q <= d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 48, 92, -1, "InputMetadataV41.rp_total_q", "0 <= rp_total_q <= T", step_id}, -1, 0, true, (int64_t)rec->rp_total_q);
+        if (!((INT64_C(0) <= (int64_t)rec->rp_total_q) && ((int64_t)rec->rp_total_q <= d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 48, 101, -1, "InputMetadataV41.rp_total_q", "0 <= rp_total_q <= T", step_id}, -1, 0, true, (int64_t)rec->rp_total_q);
     } while (0);
     return 0;
 }
@@ -4284,6 +4467,7 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->selected_rows)) continue;
         const int32_t *f0 = rec->selected_rows.data; const int64_t n0 = di_size(&rec->selected_rows);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->max_num_batched_tokens, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->max_num_batched_tokens));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -4304,6 +4488,7 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->selected_prompt_rows)) continue;
         const int32_t *f0 = rec->selected_prompt_rows.data; const int64_t n0 = di_size(&rec->selected_prompt_rows);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->max_num_batched_tokens, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->max_num_batched_tokens));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -4418,6 +4603,7 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->sample_pos)) continue;
         const int32_t *f0 = rec->sample_pos.data; const int64_t n0 = di_size(&rec->sample_pos);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), (int64_t)l->max_pos)) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= (int64_t)l->max_pos));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -4446,6 +4632,8 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         const int32_t *f0 = rec->row_count.data; const int64_t n0 = di_size(&rec->row_count);
         (void)f0; (void)n0;
         const int64_t s1 = di_add((int64_t)l->num_draft, INT64_C(1));
+        const int64_t s2 = di_add((int64_t)l->num_draft, INT64_C(1));
+        if (di_in_range(f0, n0, INT64_C(1), s2)) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -4491,6 +4679,8 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         const int32_t *f0 = rec->draft_rows.data; const int64_t n0 = di_size(&rec->draft_rows);
         (void)f0; (void)n0;
         const int64_t s1 = di_mul(di_add((int64_t)l->max_num_seqs, INT64_C(1)), (int64_t)l->num_draft);
+        const int64_t s2 = di_mul(di_add((int64_t)l->max_num_seqs, INT64_C(1)), (int64_t)l->num_draft);
+        if (di_in_range(f0, n0, INT64_C(0), di_sub(s2, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -4501,6 +4691,7 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->draft_write_slot)) continue;
         const int32_t *f0 = rec->draft_write_slot.data; const int64_t n0 = di_size(&rec->draft_write_slot);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), (int64_t)l->max_num_seqs)) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= (int64_t)l->max_num_seqs));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -4511,6 +4702,7 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->stop_ids)) continue;
         const int32_t *f0 = rec->stop_ids.data; const int64_t n0 = di_size(&rec->stop_ids);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -4521,6 +4713,7 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->forced)) continue;
         const int32_t *f0 = rec->forced.data; const int64_t n0 = di_size(&rec->forced);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -4555,6 +4748,7 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->prompt_tokens)) continue;
         const int32_t *f0 = rec->prompt_tokens.data; const int64_t n0 = di_size(&rec->prompt_tokens);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -4565,6 +4759,7 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->prompt_counts)) continue;
         const int32_t *f0 = rec->prompt_counts.data; const int64_t n0 = di_size(&rec->prompt_counts);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(0));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -4596,6 +4791,7 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         const int32_t *f0 = rec->grammar_rows[b].data; const int64_t n0 = di_size(&rec->grammar_rows[b]);
         (void)f0; (void)n0;
         const int64_t d_N = di_max(free_d_N, 0);
+        if (di_in_range(f0, n0, INT64_C(0), di_sub(d_N, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < d_N));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -4917,6 +5113,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->sampled_ids)) continue;
         const int32_t *f0 = rec->sampled_ids.data; const int64_t n0 = di_size(&rec->sampled_ids);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -4947,6 +5144,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->verified_ids)) continue;
         const int32_t *f0 = rec->verified_ids.data; const int64_t n0 = di_size(&rec->verified_ids);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -5034,6 +5232,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->accepted)) continue;
         const int32_t *f0 = rec->accepted.data; const int64_t n0 = di_size(&rec->accepted);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), (int64_t)l->num_draft)) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= (int64_t)l->num_draft));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -5135,6 +5334,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->draft_ids)) continue;
         const int32_t *f0 = rec->draft_ids.data; const int64_t n0 = di_size(&rec->draft_ids);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -5155,6 +5355,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->top_ids)) continue;
         const int32_t *f0 = rec->top_ids.data; const int64_t n0 = di_size(&rec->top_ids);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -5175,6 +5376,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->verified_top_ids)) continue;
         const int32_t *f0 = rec->verified_top_ids.data; const int64_t n0 = di_size(&rec->verified_top_ids);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -5235,6 +5437,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->verified_per_step)) continue;
         const int32_t *f0 = rec->verified_per_step.data; const int64_t n0 = di_size(&rec->verified_per_step);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(0));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -5604,6 +5807,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->token_id)) continue;
         const int32_t *f0 = rec->token_id.data; const int64_t n0 = di_size(&rec->token_id);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -5672,6 +5876,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->output_index)) continue;
         const int32_t *f0 = rec->output_index.data; const int64_t n0 = di_size(&rec->output_index);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(0));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -5713,6 +5918,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->prompt_len)) continue;
         const int32_t *f0 = rec->prompt_len.data; const int64_t n0 = di_size(&rec->prompt_len);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(0));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -5771,6 +5977,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->conf_offset)) continue;
         const int32_t *f0 = rec->conf_offset.data; const int64_t n0 = di_size(&rec->conf_offset);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(-1), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(-1));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -5795,6 +6002,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->top_offset)) continue;
         const int32_t *f0 = rec->top_offset.data; const int64_t n0 = di_size(&rec->top_offset);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(-1), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(-1));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -5847,6 +6055,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->prompt_lp_offset)) continue;
         const int32_t *f0 = rec->prompt_lp_offset.data; const int64_t n0 = di_size(&rec->prompt_lp_offset);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(-1), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(-1));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -5885,6 +6094,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->top_ids)) continue;
         const int32_t *f0 = rec->top_ids.data; const int64_t n0 = di_size(&rec->top_ids);
         (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size));
         if (!ok) for (int64_t i = 0; i < n; i++)
@@ -6126,11 +6336,11 @@ static const char *const fields_event_batch[] = {
 
 static const di_contract_info contracts[] = {
     {"SchedulerOutputs", "1.0", DI_FIELDS_SCHEDULER_OUTPUTS, (uint32_t)sizeof(di_scheduler_outputs),
-     chain_scheduler_outputs, "c9af996acf501a1c9dfb6ded6b56e3792614c64824dcb9e2fccfd6722d328a3c", fields_scheduler_outputs},
+     chain_scheduler_outputs, "3ffa71919a508dd074717e403d27cc5a6017a999d4051fcf4e55e452bfaa064f", fields_scheduler_outputs},
     {"InputMetadata", "1.0", DI_FIELDS_INPUT_METADATA, (uint32_t)sizeof(di_input_metadata),
-     chain_input_metadata, "23f57523d95b44e8ac2eeeb50c6050e9462ddbc6c1d6dd2433c6eb2497d69a9b", fields_input_metadata},
+     chain_input_metadata, "0b473c8b5810cc6691dbd2836eaaa47ecbb66d3669c86484015fd6c9666c3d9f", fields_input_metadata},
     {"InputMetadataV41", "1.0", DI_FIELDS_INPUT_METADATA_V41, (uint32_t)sizeof(di_input_metadata_v41),
-     chain_input_metadata_v41, "a67a0274b556ae171f520215604fbf5de02a746024dddc9e8597a6050fa44e26", fields_input_metadata_v41},
+     chain_input_metadata_v41, "2fc516c4ea845ad95f8d8403d1b7d09b64bedba09a599a5fcb701cfe0ecbf3f7", fields_input_metadata_v41},
     {"SamplerInputs", "1.0", DI_FIELDS_SAMPLER_INPUTS, (uint32_t)sizeof(di_sampler_inputs),
      chain_sampler_inputs, "48843cc9efc91a2a600ec36dd974596aa53d77516eaeb8c2462b1e619790f123", fields_sampler_inputs},
     {"SamplerOutput", "1.0", DI_FIELDS_SAMPLER_OUTPUT, (uint32_t)sizeof(di_sampler_output),

@@ -13,7 +13,7 @@ from deepinfer_contracts._compat import ContractInfo
 CONTRACTS: Mapping[str, ContractInfo] = {
     "SchedulerOutputs": ContractInfo(
         name="SchedulerOutputs", version="1.0", struct="di_scheduler_outputs",
-        semantic_hash="c9af996acf501a1c9dfb6ded6b56e3792614c64824dcb9e2fccfd6722d328a3c",
+        semantic_hash="3ffa71919a508dd074717e403d27cc5a6017a999d4051fcf4e55e452bfaa064f",
         fields=(
         ("struct_size", "u32"),
         ("chain", "u64"),
@@ -110,7 +110,7 @@ CONTRACTS: Mapping[str, ContractInfo] = {
     ),
     "InputMetadata": ContractInfo(
         name="InputMetadata", version="1.0", struct="di_input_metadata",
-        semantic_hash="23f57523d95b44e8ac2eeeb50c6050e9462ddbc6c1d6dd2433c6eb2497d69a9b",
+        semantic_hash="0b473c8b5810cc6691dbd2836eaaa47ecbb66d3669c86484015fd6c9666c3d9f",
         fields=(
         ("struct_size", "u32"),
         ("chain", "u64"),
@@ -155,7 +155,7 @@ CONTRACTS: Mapping[str, ContractInfo] = {
     ),
     "InputMetadataV41": ContractInfo(
         name="InputMetadataV41", version="1.0", struct="di_input_metadata_v41",
-        semantic_hash="a67a0274b556ae171f520215604fbf5de02a746024dddc9e8597a6050fa44e26",
+        semantic_hash="2fc516c4ea845ad95f8d8403d1b7d09b64bedba09a599a5fcb701cfe0ecbf3f7",
         fields=(
         ("struct_size", "u32"),
         ("chain", "u64"),
