@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from deepinfer_core.types import CacheLayer, CacheSpec
-from deepinfer_v41.caches import cache_specs, main_kv, swa_ring
-from deepinfer_v41.config import V41Config
 from dense_reference import qdq_q4mx, qdq_q4nv, qdq_q8
 from released_config import RELEASED
 from v41_models import cpu_backend
+
+from deepinfer_core.types import CacheLayer, CacheSpec
+from deepinfer_v41.caches import cache_specs, main_kv, swa_ring
+from deepinfer_v41.config import V41Config
 
 REAL = V41Config.from_dict(RELEASED)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from dense_reference import DenseReference
 from torch import Tensor
-from v41_models import SHIPPED, golden, manifest, recorded, shipped, shipped_higher_ties
+from v41_models import SHIPPED, golden, manifest, recorded, shipped_higher_ties
 from v41_tracing import block_mask, trace_roots, visible
 
 PROMPTS = {p["id"]: p for p in manifest()["prompts"]}

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 from attrs import frozen
+from v41_models import SHIPPED, card, cpu_backend, make_driver, manifest, shipped
+from v41_tiny import tiny_driver, tiny_path
+
 from deepinfer_contracts import InputMetadataV41
 from deepinfer_core.errors import ConfigError, EngineError, ModelConfigError, ModelError, NotSupported
 from deepinfer_core.types import ModelCard
 from deepinfer_v41 import plugin
 from deepinfer_v41.model import V41Model
-from v41_models import SHIPPED, card, cpu_backend, make_driver, manifest, shipped
-from v41_tiny import tiny_driver, tiny_path
 
 
 @frozen

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from attrs import define
-from deepinfer_contracts import SamplerOutput
-from deepinfer_native import Core, CoreConfig
 from torch import Tensor
 from v41_driver import Driver
+
+from deepinfer_contracts import SamplerOutput
+from deepinfer_native import Core, CoreConfig
 
 
 @define(frozen=True)

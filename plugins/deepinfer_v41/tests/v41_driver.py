@@ -1,6 +1,6 @@
 """Drives a model step by step over packed inputs, without an engine.
 
-Two packers give the same fields: ``reference_pack`` (plain Python) and the native core's scheduler (``core_driver.py``).
+Two packers give the same fields: ``reference_pack`` (plain Python), and the native core's (``v41_core_driver.py``).
 This one can also do what a scheduler would never do: any split into chunks, a decode step anywhere, several rows of one
 sequence in a step, rolling back, slots and blocks in any order.
 """
@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 from attrs import define, field
+from torch import Tensor
+
 from deepinfer_contracts import InputMetadataV41
 from deepinfer_core.types import SchedulerHints
 from deepinfer_native.reference_pack import Geometry, Row, pack_decode, pack_prefill
-from torch import Tensor
 
 
 @define(eq=False)

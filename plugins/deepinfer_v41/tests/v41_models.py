@@ -7,17 +7,18 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-import deepinfer_v41
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from v41_driver import Driver, geometry
+from v41_recording import PatchedBackend, Recorder, higher_ties
+
+import deepinfer_v41
 from deepinfer_core.types import ModelCard
 from deepinfer_cpu import backend as cpu
 from deepinfer_v41 import plugin
 from deepinfer_v41.caches import cache_specs
 from deepinfer_v41.model import V41Model
-from safetensors.torch import load_file
-from torch import Tensor
-from v41_driver import Driver, geometry
-from v41_recording import PatchedBackend, Recorder, higher_ties
 
 Variant = Literal["plain", "kvq", "released"]
 SHIPPED = Path(deepinfer_v41.__file__).parent / "checkpoints" / "v41-tiny"

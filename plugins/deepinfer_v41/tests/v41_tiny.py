@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from deepinfer_v41.config import V41Config
 from safetensors.torch import load_file, save_file
 from tiny_checkpoint import write_tiny_checkpoint
 from torch import Tensor
 from v41_driver import Driver
 from v41_models import Variant, cpu_backend, make_driver
 from v41_recording import Recorder
+
+from deepinfer_v41.config import V41Config
 
 _ROOT = tempfile.TemporaryDirectory(prefix="deepinfer-v41-tests-")
 

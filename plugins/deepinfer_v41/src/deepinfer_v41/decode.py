@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from deepinfer_contracts import InputMetadataV41
-from deepinfer_core.interfaces import Backend, Caches
 from torch import Tensor
 
+from deepinfer_contracts import InputMetadataV41
+from deepinfer_core.interfaces import Backend, Caches
 from deepinfer_v41.layer_plan import LayerPlan
 from deepinfer_v41.layers.rope import RopeTables
 from deepinfer_v41.step import Rope, Step
@@ -62,7 +62,7 @@ class DecodeStep(Step):
         per_block = self.view("main", plan.kv_source).page
         self._entry_slots = self._meta.logical_to_slot(entries, self.inputs.block_tables, per_block)
 
-    def attend(self, q: Tensor, new_keys: Tensor | None, plan: LayerPlan, *, scale: float, sink: Tensor) -> Tensor:
+    def attend(self, q: Tensor, new_keys: Any, plan: LayerPlan, *, scale: float, sink: Tensor) -> Tensor:
         window = self.view("swa", plan.layer)
         if plan.kv_source is None:
             out, _ = self._attn.sparse_decode(q, window, self._window_slots, plan=self._plan, scale=scale, sink=sink)

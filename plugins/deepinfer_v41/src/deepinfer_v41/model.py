@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from deepinfer_contracts import InputMetadataV41
+from torch import Tensor
+
+from deepinfer_contracts import InputMetadata
 from deepinfer_core.errors import EngineError, ModelError, NotSupported
 from deepinfer_core.interfaces import Backend, Caches
 from deepinfer_core.types import NumericMode
-from torch import Tensor
-
 from deepinfer_v41.block import Block
 from deepinfer_v41.caches import swa_ring
 from deepinfer_v41.config import V41Config
@@ -89,9 +89,10 @@ class V41Model:
             )
 
     @torch.inference_mode()
-    def forward(self, inputs: InputMetadataV41, caches: Caches) -> Tensor:
+    def forward(self, inputs: InputMetadata, caches: Caches) -> Tensor:
         """Run all rows of a step and write the caches.
 
+        :param inputs: An ``InputMetadataV41`` bound to the backend's device.
         :returns: ``[T, D]`` rows after the final norm, as ``logits`` takes them.
         """
         if not self._blocks:
@@ -117,7 +118,7 @@ class V41Model:
             out[:, known:] = float("-inf")
         return out
 
-    def _step(self, inputs: InputMetadataV41, caches: Caches) -> Step:
+    def _step(self, inputs: Any, caches: Caches) -> Step:
         config = self.config
         if inputs.is_prompt:
             return PrefillStep(

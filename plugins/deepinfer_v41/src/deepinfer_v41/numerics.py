@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from attrs import frozen
-from deepinfer_core.types import NumericMode
 
+from deepinfer_core.types import NumericMode
 from deepinfer_v41.config import V41Config
 
 Cast = tuple[str, int, str]

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 from attrs import define
+
 from deepinfer_core.errors import ConfigError
 from deepinfer_core.hookspecs import hookimpl
 from deepinfer_core.interfaces import Backend, Model
 from deepinfer_core.types import CacheSpec, ModelCard, ModelMatch, Requirements, SchedulerHints
-
 from deepinfer_v41.config import ARCHITECTURE, V41Config
 
 NAME = "deepseek_v41"

@@ -1,7 +1,7 @@
 """A prefill step: keys are gathered into one buffer, rows name them by buffer index (``spec/engine.md`` 6.3).
 
-The buffer of a layer is ``[N * W window history ; T new rows ; compressed entries]``. The history is read before the new
-rows are stored, because they may reuse its slots; entries are stored first and gathered with the older ones.
+The buffer of a layer is ``[N * W window history ; T new rows ; compressed entries]``. The history is read before the
+new rows are stored, because they may reuse its slots; entries are stored first and gathered with the older ones.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from deepinfer_contracts import InputMetadataV41
-from deepinfer_core.interfaces import Backend, Caches
 from torch import Tensor
 
+from deepinfer_contracts import InputMetadataV41
+from deepinfer_core.interfaces import Backend, Caches
 from deepinfer_v41.layer_plan import LayerPlan
 from deepinfer_v41.layers.rope import RopeTables
 from deepinfer_v41.step import Rope, Step
@@ -34,8 +34,8 @@ class PrefillStep(Step):
         self._window_index = self._meta.window_index_prefill(inputs.swa_pivots, window)
         self._window_rows = int(inputs.total_k_swa) + int(inputs.total_q)
         self._visible: dict[int, Tensor] = {}
-        self._main: dict[int, Tensor] = {}
-        self._index_keys: dict[int, Any] = {}
+        self._main: dict[int | None, Tensor] = {}
+        self._index_keys: dict[int | None, Any] = {}
         self._attend_index = self._window_index
 
     def store_window(self, kv: Tensor, norm: Any, turn: Rope, layer: int) -> Tensor:
@@ -69,7 +69,7 @@ class PrefillStep(Step):
             self._visible[ratio] = self.inputs.ke[ratio] - self.inputs.ks[ratio]
         return self._visible[ratio]
 
-    def _gather(self, name: str, layer: int, ratio: int) -> Any:
+    def _gather(self, name: str, layer: int | None, ratio: int) -> Any:
         segments, total = self.inputs.load_main[ratio], self.inputs.total_k_main[ratio]
         return self._cache.load_segments(self.view(name, layer), segments, total, dtype=self._dtype)
 
@@ -87,11 +87,11 @@ class PrefillStep(Step):
         rows = torch.where(entries >= 0, entries + start, entries)
         self._attend_index = self._meta.index_cat(self._window_index, rows, self._window_rows)
 
-    def attend(self, q: Tensor, new_keys: Tensor | None, plan: LayerPlan, *, scale: float, sink: Tensor) -> Tensor:
+    def attend(self, q: Tensor, new_keys: Any, plan: LayerPlan, *, scale: float, sink: Tensor) -> Tensor:
         keys, index = new_keys, self._window_index
         if plan.kv_source is not None:
             if plan.kv_source not in self._main:
                 self._main[plan.kv_source] = self._gather("main", plan.kv_source, plan.ratio)
-            keys, index = torch.cat([new_keys, self._main[plan.kv_source]]), self._attend_index
+            keys, index = torch.cat([keys, self._main[plan.kv_source]]), self._attend_index
         out, _ = self._attn.sparse_prefill(q, keys, index, scale=scale, sink=sink)
         return out  # type: ignore[no-any-return]

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from deepinfer_core.interfaces import Backend
 from torch import Tensor
 
+from deepinfer_core.interfaces import Backend
 from deepinfer_v41.numerics import Numerics
 
 PreparedWeight = Any

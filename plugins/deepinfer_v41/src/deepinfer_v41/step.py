@@ -9,10 +9,10 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
-from deepinfer_contracts import InputMetadataV41
-from deepinfer_core.interfaces import Backend, Caches
 from torch import Tensor
 
+from deepinfer_contracts import InputMetadataV41
+from deepinfer_core.interfaces import Backend, Caches
 from deepinfer_v41.layer_plan import LayerPlan
 from deepinfer_v41.layers.rope import RopeTables
 
@@ -26,10 +26,10 @@ class Step(ABC):
     state_dtype = torch.float32
 
     def __init__(self, inputs: InputMetadataV41, caches: Caches, backend: Backend, ropes: RopeTables) -> None:
-        self.inputs = inputs
+        self.inputs: Any = inputs  # the fields of a bound record are tensors, those of this phase are present
         self.candidates: Tensor | None = None
         """i32 ``[T, blocks]`` ascending, -1 padded; None before the candidate source ran."""
-        self._caches = caches
+        self._view: Any = caches.view
         self._attn = backend.attn  # type: ignore[attr-defined]
         self._cache = backend.cache  # type: ignore[attr-defined]
         self._compress = backend.compress  # type: ignore[attr-defined]
@@ -40,8 +40,9 @@ class Step(ABC):
         self._rope: dict[int, Rope] = {}
         self._entry_rope: dict[int, Rope] = {}
 
-    def view(self, name: str, layer: int) -> CacheView:
-        return self._caches.view(name, layer)
+    def view(self, name: str, layer: int | None) -> CacheView:
+        """The entries of cache ``name`` at its owner ``layer``."""
+        return self._view(name, layer)
 
     def rope(self, ratio: int) -> Rope:
         """Angles of the rows' own positions."""
@@ -84,5 +85,5 @@ class Step(ABC):
         """Make ``entries`` (i32 ``[T, K]``, ids ascending, -1 padded) the selection of this and the reusing layers."""
 
     @abstractmethod
-    def attend(self, q: Tensor, new_keys: Tensor | None, plan: LayerPlan, *, scale: float, sink: Tensor) -> Tensor:
-        """``q [T, heads, width]`` -> the same shape."""
+    def attend(self, q: Tensor, new_keys: Any, plan: LayerPlan, *, scale: float, sink: Tensor) -> Tensor:
+        """``q [T, heads, width]`` -> the same shape. ``new_keys`` is what ``store_window`` returned."""
