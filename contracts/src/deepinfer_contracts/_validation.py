@@ -7,7 +7,7 @@ schema order. The first failure is raised.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -28,6 +28,8 @@ class ContractViolation(ValueError):
     ``shape ...``. ``values``: ``index`` of the first offending element (absent for scalars), ``value`` found there,
     ``ratio`` or ``draft_step`` of a keyed field. ``step_id``: 0 if unknown.
     """
+
+    code: ClassVar[str] = "E_CONTRACT"
 
     def __init__(
         self, contract: str, field: str, check: str, values: Mapping[str, object] | None = None, step_id: int = 0
