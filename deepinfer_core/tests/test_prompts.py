@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import numpy as np
 import pytest
 
 from deepinfer_core.errors import DeepInferError, InvalidParameter, InvalidPrompt
@@ -96,6 +97,9 @@ def test_text_lines_keep_their_order_and_blanks() -> None:
         ({"prompt": "x"}, ["x"]),
         ([{"prompt_token_ids": (4,)}], [(4,)]),
         ([], []),
+        (np.array([1, 2]), [(1, 2)]),
+        (np.array([[1, 2], [3, 4]]), [(1, 2), (3, 4)]),
+        ([np.array([1, 2])], [(1, 2)]),
         ((text for text in "ab"), ["a", "b"]),
     ],
 )

@@ -7,6 +7,7 @@ result at its place.
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -50,6 +51,8 @@ def inputs_of(prompts: Prompt | Iterable[Prompt], params: object = None) -> Iter
     the parameters do not fit.
     """
     items: Iterable[object]
+    if hasattr(prompts, "tolist"):  # an array of token ids, or of rows of them
+        prompts = prompts.tolist()
     if isinstance(prompts, (str, bytes, Mapping)) or _is_ids(prompts):
         items = (prompts,)
     elif hasattr(prompts, "__iter__"):
@@ -77,11 +80,17 @@ def inputs_of(prompts: Prompt | Iterable[Prompt], params: object = None) -> Iter
 
 
 def _is_ids(value: object) -> bool:
-    return isinstance(value, Sequence) and len(value) > 0 and all(_is_int(item) for item in value)
+    return isinstance(value, Sequence) and len(value) > 0 and all(_as_int(item) is not None for item in value)
 
 
-def _is_int(value: object) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool)
+def _as_int(value: object) -> int | None:
+    """``value`` as an integer; None for anything else. An array has ``__index__`` too, so only a call can tell."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]  # that is the question
+    except TypeError:
+        return None
 
 
 def _api_input(item: object, params: SamplingParams) -> PromptInput:
@@ -203,8 +212,8 @@ def encode_prompt(
 
 
 def _checked_id(item: object, vocab_size: int) -> int:
-    number = item.__index__() if hasattr(item, "__index__") and not isinstance(item, bool) else None
-    if not isinstance(number, int) or not 0 <= number < vocab_size:
+    number = _as_int(item)
+    if number is None or not 0 <= number < vocab_size:
         raise InvalidPrompt(
             f"prompt token id {item!r} is outside the vocabulary",
             remedy=f"use integers from 0 to {vocab_size - 1}",
