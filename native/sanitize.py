@@ -78,6 +78,10 @@ def run_tests(folder: Path, arguments: list[str]) -> int:
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
         "PYTHONMALLOC": "malloc",
     }
+    where = "import deepinfer_native; print(deepinfer_native.__file__)"
+    found = subprocess.check_output([sys.executable, "-c", where], env=environment, text=True).strip()
+    if not found.startswith(str(folder)):
+        raise RuntimeError(f"the tests would run on {found}, not on the sanitized copy in {folder}")
     skipped = ["--deselect", str(HERE / "tests" / "test_build.py")]
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", str(HERE / "tests"), *skipped, *arguments]
     return subprocess.call(command, env=environment)
