@@ -36,16 +36,17 @@ def test_pipeline_with_cache_formats_stays_near_the_dense_oracle():
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 5, 8, 16, 37, 64])
 def test_any_chunk_size_gives_the_one_shot_rows(chunk):
-    """Odd sizes split the groups of ratio 2; 37 splits them at odd places of the prompt."""
-    torch.testing.assert_close(tiny_driver(tiny_path()).all_logits(IDS, chunk=chunk), one_shot("plain"), **NEAR)
+    """Odd sizes split the groups of ratio 2."""
+    driver, ids = tiny_driver(tiny_path()), IDS[:37]
+    torch.testing.assert_close(driver.all_logits(ids, chunk=chunk), one_shot("plain")[:37], **NEAR)
 
 
-@pytest.mark.parametrize("variant", ["kvq", "released"])
-@pytest.mark.parametrize("chunk", [1, 3, 37])
-def test_any_chunk_size_gives_the_same_choices_with_cache_formats(variant, chunk):
+@pytest.mark.parametrize("variant", ["plain", "kvq", "released"])
+@pytest.mark.parametrize("chunk", [11, 37])
+def test_long_prompts_in_chunks_keep_their_rows_with_every_format(variant, chunk):
     got = tiny_driver(tiny_path(), variant).all_logits(IDS, chunk=chunk)
     distance = (got - one_shot(variant)).abs().amax(-1)
-    assert float(distance.median()) < 1e-3
+    assert float(distance.median()) < 1e-4
 
 
 @pytest.mark.parametrize("length", range(1, 14))
@@ -57,33 +58,34 @@ def test_prefill_and_decode_agree_for_every_length_against_the_ratio(length):
         torch.testing.assert_close(driver.all_logits(ids, split=split)[-1:], want, **NEAR)
 
 
-@pytest.mark.parametrize("split", [1, 16, 17, 31, 64])
-def test_decode_gives_the_rows_of_prefill(split):
-    torch.testing.assert_close(tiny_driver(tiny_path()).all_logits(IDS, split=split), one_shot("plain"), **NEAR)
+@pytest.mark.parametrize(("split", "length"), [(1, 24), (16, 24), (17, 24), (31, 44), (80, 97)])
+def test_decode_gives_the_rows_of_prefill(split, length):
+    got = tiny_driver(tiny_path()).all_logits(IDS[:length], split=split)
+    torch.testing.assert_close(got, one_shot("plain")[:length], **NEAR)
 
 
 @pytest.mark.parametrize("q", [2, 3, 6])
 def test_decode_steps_of_several_rows_give_the_rows_of_prefill(q):
     """As when drafts are verified: each row sees its own prefix only."""
-    torch.testing.assert_close(tiny_driver(tiny_path()).all_logits(IDS, split=20, q=q), one_shot("plain"), **NEAR)
+    got = tiny_driver(tiny_path()).all_logits(IDS, split=50, q=q)
+    torch.testing.assert_close(got, one_shot("plain"), **NEAR)
 
 
 @pytest.mark.parametrize("variant", ["plain", "kvq", "released"])
 @pytest.mark.parametrize("steps", ["prefill", "decode"])
 def test_later_tokens_never_change_a_row(variant, steps):
     driver = tiny_driver(tiny_path(), variant)
-    cut = 60
-    other = [*IDS[:cut], *prompt(97, seed=9)[cut:]]
-    split = None if steps == "prefill" else 40
-    got, want = driver.all_logits(other, split=split)[:cut], driver.all_logits(IDS, split=split)[:cut]
+    cut, ids = 42, IDS[:50]
+    other = [*ids[:cut], *prompt(50, seed=9)[cut:]]
+    split = None if steps == "prefill" else 36
+    got, want = driver.all_logits(other, split=split)[:cut], driver.all_logits(ids, split=split)[:cut]
     if variant == "plain":
         torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
     else:
         assert float((got - want).abs().amax(-1).median()) < 1e-5
 
 
-@pytest.mark.parametrize("start", [40, 41, 63, 127])
-@pytest.mark.parametrize("rolled", [1, 2, 5, 6])
+@pytest.mark.parametrize(("start", "rolled"), [(40, 1), (41, 6), (63, 2), (63, 5), (127, 6)])
 def test_rolled_back_tokens_leave_no_trace(start, rolled):
     """``rolled`` rows run in one step and are taken back; other tokens then decode as if those had never been."""
     driver, ids = tiny_driver(tiny_path()), prompt(150, seed=4)
@@ -93,8 +95,8 @@ def test_rolled_back_tokens_leave_no_trace(start, rolled):
         driver.prefill(s, start, 4096)
     driver.run([(dirty, rolled)], prompt=False)
     dirty.done, dirty.tokens = start, list(ids)
-    got = torch.cat(driver.decode(dirty, start + 12))
-    want = torch.cat(driver.decode(clean, start + 12))
+    got = torch.cat(driver.decode(dirty, start + 8))
+    want = torch.cat(driver.decode(clean, start + 8))
     driver.close(clean, dirty)
     torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
 
