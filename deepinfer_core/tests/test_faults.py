@@ -158,6 +158,18 @@ class Stuck:
         return getattr(self._core, name)
 
 
+def test_core_that_fails_ends_the_requests_of_every_waiting_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    with toy_llm() as llm:
+        one, two = llm.stream([[1], [2]], PARAMS), llm.stream([[3]], PARAMS)
+        next(one)
+        next(two)
+        core = Stuck(llm.built.engine.core, None)
+        core.schedule_local = lambda: 1 / 0  # type: ignore[method-assign]
+        monkeypatch.setattr(llm.built.engine, "core", core)
+        reasons = [chunk.output.finish_reason for stream in (one, two) for chunk in stream if chunk.output]
+    assert reasons == ["engine"] * 3
+
+
 def test_core_that_fails_ends_everything_and_refuses_more(monkeypatch: pytest.MonkeyPatch) -> None:
     with toy_llm() as llm:
 

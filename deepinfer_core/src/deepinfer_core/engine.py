@@ -47,8 +47,7 @@ class Engine:
         """
         self.core = core
         self.times = PhaseTimes()
-        self._caches: Caches | None = caches
-        self._runner = StepRunner(backend, model, sampler, caches, vocab_size, self.times)
+        self._runner: StepRunner | None = StepRunner(backend, model, sampler, caches, vocab_size, self.times)
         self._observers = list(observers)
         self._live: dict[int, Request] = {}
         self._emitter = Emitter(self._live, tokenizer, core.finish, self._explain_too_long)
@@ -86,11 +85,10 @@ class Engine:
     def step(self) -> bool:
         """Run one step; results go to the inboxes of their requests. False when nothing is left to do."""
         with self._lock:
-            self._require_usable()
-            if not self._live:
+            if not self._live or self._runner is None:
                 return False
             try:
-                self._step()
+                self._step(self._runner)
             except DeepInferError as err:
                 self._break(err)
             except Exception as err:  # the native core or the glue around it: nothing that a request did
@@ -112,7 +110,7 @@ class Engine:
                 return
             self.abort(list(self._live.values()))
             self._closed = True
-            self._caches = None
+            self._runner = None  # and with it the caches
             self.core.close()
 
     def __enter__(self) -> Self:
@@ -136,19 +134,19 @@ class Engine:
                 "the engine stopped after a fault", reason=self._broken.what, remedy="make a new LLM"
             ) from self._broken
 
-    def _step(self) -> None:
+    def _step(self, runner: StepRunner) -> None:
         times = self.times
         t0 = perf_counter_ns()
         outputs = self.core.schedule_local()
         times.schedule += perf_counter_ns() - t0
         if not outputs.num_reqs:
-            self._nothing_scheduled(outputs)
+            self._nothing_scheduled()
             return
         self._empty_steps = 0
         step_id = int(outputs.step_id)
         uids: list[int] = outputs.seq_uid.tolist()
         try:
-            sampled, bad = self._runner.run(outputs, self.core)
+            sampled, bad = runner.run(outputs, self.core)
             t1 = perf_counter_ns()
             try:
                 events = self.core.commit(step_id, sampled)
@@ -183,7 +181,7 @@ class Engine:
             prompt_limit=config.max_model_len - 1,
         )
 
-    def _nothing_scheduled(self, outputs: SchedulerOutputs) -> None:
+    def _nothing_scheduled(self) -> None:
         before = len(self._live)
         self._emitter.emit(self.core.poll_events())
         if len(self._live) < before:
@@ -207,7 +205,7 @@ class Engine:
             if uid in self._live:
                 self._emitter.end(self._live[uid], "abort" if error is None else "engine", error=error)
         self.core.abort(uids)
-        events = self.core.commit(step_id, self._runner.nothing(len(uids)))
+        events = self.core.commit(step_id, StepRunner.nothing(len(uids)))
         self.core.step_done(step_id)
         self._emitter.emit(events)  # others may have ended in this step without running
 
