@@ -80,8 +80,10 @@ def capabilities() -> Capabilities:
         kv_formats=frozenset(formats.KV_FORMATS),
         index_formats=frozenset(formats.INDEX_FORMATS),
         sf_word="f32",
-        features=frozenset({"fp4_cache", "fp8_index_f32sf", "engram_host_storage", "deterministic_sampling"}),
-        determinism={"run_to_run": True, "batch_invariant": False, "cross_backend_sampler": True},
+        features=frozenset(
+            {"fp4_cache", "fp8_index_f32sf", "engram_host_storage", "batch_invariant", "deterministic_sampling"}
+        ),
+        determinism={"run_to_run": True, "batch_invariant": True, "cross_backend_sampler": True},
         notes="every product dequantises its operands to fp32",
     )
 

@@ -1,7 +1,9 @@
 """Matrix products: dequantised fp32 operands, fp32 accumulation, one rounding (``spec/kernels.md`` 2.6).
 
-A product of one row is computed as two rows: the library takes another path (and another summation order) for a
-single row than for several, and a row's bits must not depend on how many others are beside it.
+A row's bits must not depend on how many others stand beside it (``spec/model.md`` 6). The BLAS library sums a row in
+the same order for any number of rows, with two exceptions that are avoided here: a single row (so it is computed as
+two), and long inner dimensions, which are cut differently for few and for many rows (so they are cut here, always
+alike). The tests pin this; a library that behaves otherwise fails them.
 """
 
 from __future__ import annotations
@@ -14,12 +16,22 @@ from torch import Tensor
 from deepinfer_cpu.contracts import shape_error
 from deepinfer_cpu.tensors import PreparedWeight, QuantTensor
 
+LONGEST_INNER, LONGEST_INNER_NARROW_OUTPUT = 768, 64
+"""Inner dimensions up to the first, and any with outputs up to the second, are summed in one order by the library."""
+INNER_CUT = 512
+
 
 def product(a: Tensor, matrix: Tensor) -> Tensor:
-    """fp32 ``[M, K] @ [K, N]`` with M >= 2 rows inside."""
+    """fp32 ``[M, K] @ [K, N]``, each row as if it were alone."""
     if a.shape[0] == 1:
-        return torch.mm(a.expand(2, -1), matrix)[:1]
-    return torch.mm(a, matrix)
+        return product(a.expand(2, -1), matrix)[:1]
+    inner, outputs = matrix.shape
+    if inner <= LONGEST_INNER or outputs <= LONGEST_INNER_NARROW_OUTPUT:
+        return torch.mm(a, matrix)
+    y = torch.mm(a[:, :INNER_CUT], matrix[:INNER_CUT])
+    for begin in range(INNER_CUT, inner, INNER_CUT):
+        y += torch.mm(a[:, begin : begin + INNER_CUT], matrix[begin : begin + INNER_CUT])
+    return y
 
 
 def operand(a: Tensor | QuantTensor) -> tuple[Tensor, torch.dtype]:
@@ -104,9 +116,12 @@ def einsum_heads(
             "gemm.einsum_heads", "a", f"[T, {', '.join(map(str, matrix.shape[:-1]))}]", list(values.shape)
         )
     rows = values.shape[0]
-    if rows == 1:
-        values = values.expand(2, -1, -1)
-    y = torch.bmm(values.transpose(0, 1), matrix).transpose(0, 1)[:rows].to(dtype)
+    if matrix.shape[1] > LONGEST_INNER:
+        y = torch.stack([product(values[:, g], w.slices[g]) for g in range(matrix.shape[0])], dim=1).to(dtype)
+    else:
+        if rows == 1:
+            values = values.expand(2, -1, -1)
+        y = torch.bmm(values.transpose(0, 1), matrix).transpose(0, 1)[:rows].to(dtype)
     if out_fp8:
         return cast_per_token(y)
     return y if out is None else out.copy_(y)

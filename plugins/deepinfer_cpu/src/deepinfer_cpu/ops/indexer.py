@@ -14,6 +14,7 @@ from deepinfer_cpu.contracts import shape_error
 from deepinfer_cpu.ops import cache
 from deepinfer_cpu.tensors import QuantTensor
 
+KEY_TILE = 32
 SCORE_VALUES = 1 << 22
 """Scores per head held at once; more rows are done in turns."""
 
@@ -68,21 +69,36 @@ def _spans(query: Tensor, w: Tensor, keys: Tensor, ks: cache.Slots, ke: cache.Sl
     cuts = np.flatnonzero(np.diff(ks, prepend=ks[:1] - 1, append=ks[-1:] - 1)).tolist() if ks.size else []
     columns = torch.arange(width)
     for begin, end in pairwise(cuts):
-        longest = int(lengths[begin:end].max())
+        longest = min(width, int(lengths[begin:end].max()))
         if longest <= 0:
             continue
-        own = keys[int(ks[begin]) : int(ks[begin]) + longest].t()
-        step = max(1, SCORE_VALUES // (query.shape[1] * longest))
+        tiled = _tiled(longest)
+        own = keys[int(ks[begin]) : int(ks[begin]) + tiled]
+        if own.shape[0] < tiled:
+            own = torch.cat([own, own.new_zeros(tiled - own.shape[0], own.shape[1])])
+        own = own.t().contiguous()
+        step = max(1, SCORE_VALUES // (query.shape[1] * tiled))
         for at in range(begin, end, step):
             rows = slice(at, min(at + step, end))
-            scores[rows, :longest] = _score(query[rows], w[rows], own)
+            scores[rows, :longest] = _score(query[rows], w[rows], own)[:, :longest]
     return scores.masked_fill_(columns >= torch.from_numpy(lengths).unsqueeze(1), -math.inf)
 
 
+def _tiled(keys: int) -> int:
+    """Keys of a product: whole tiles, because the library sums short ones in another order, and how many keys a row is
+    scored beside depends on the rest of the batch."""
+    return -(-keys // KEY_TILE) * KEY_TILE
+
+
 def _score(query: Tensor, w: Tensor, keys: Tensor) -> Tensor:
-    """``[T, h, d]`` x ``[d, S]`` (or ``[T, d, S]``) -> ``[T, S]``."""
-    heads = torch.matmul(query, keys).relu_()
-    return torch.bmm(w.unsqueeze(1), heads).squeeze(1)
+    """``[T, h, d]`` x ``[d, S]`` (or ``[T, d, S]``), contiguous -> ``[T, S]``.
+
+    A score has the same bits in prefill and in decode: keys lie in one order, heads are added one by one (a product
+    over so few heads would be summed differently for few and for many keys), and a single head is computed as two.
+    """
+    heads = query.shape[1]
+    products = torch.matmul(query if heads > 1 else query.expand(-1, 2, -1), keys)[:, :heads]
+    return products.relu_().mul_(w.unsqueeze(2)).sum(1)
 
 
 def _paged(
@@ -94,17 +110,18 @@ def _paged(
     scores = torch.full((query.shape[0], width), -math.inf)
     if longest == 0:
         return scores
-    entry = np.arange(longest)
-    page, rest = entry // view.page, entry % view.page
+    tiled = _tiled(longest)
+    entry = np.arange(tiled)
+    page, rest = np.minimum(entry // view.page, block_table.shape[1] - 1), entry % view.page
     slots = block_table.numpy()[:, page] * view.page + rest
     hidden = entry >= lengths[:, None]
     slots[hidden] = 0
-    step = max(1, SCORE_VALUES // (longest * view.width))
+    step = max(1, SCORE_VALUES // (tiled * view.width))
     for at in range(0, query.shape[0], step):
         rows = slice(at, at + step)
-        found = cache.gather(view, slots[rows].reshape(-1)).view(-1, longest, view.width)
-        scores[rows, :longest] = _score(query[rows], w[rows], found.transpose(1, 2))
-    scores[:, :longest].masked_fill_(torch.from_numpy(hidden), -math.inf)
+        found = cache.gather(view, slots[rows].reshape(-1)).view(-1, tiled, view.width)
+        scores[rows, :longest] = _score(query[rows], w[rows], found.transpose(1, 2).contiguous())[:, :longest]
+    scores[:, :longest].masked_fill_(torch.from_numpy(hidden[:, :longest]), -math.inf)
     return scores
 
 

@@ -184,7 +184,7 @@ def _segments(x: Tensor, w: PreparedWeight, segments: tuple[tuple[int, int, int]
         if end - begin == 1 and rows > 1:
             # Two rows keep the bits of a product independent of its row count (gemm.py); a neighbour is the second.
             first = min(begin, rows - 2)
-            both = torch.mm(x.narrow(0, first, 2), w.slices[expert])
+            both = product(x.narrow(0, first, 2), w.slices[expert])
             parts.append(both.narrow(0, begin - first, 1))
         else:
             parts.append(product(x.narrow(0, begin, end - begin), w.slices[expert]))
