@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from dense_reference import DenseReference
 from torch import Tensor
 from v41_recording import Recorder
 from v41_tiny import edited, prompt, tiny_driver, tiny_path, tiny_recorded
-from v41_tracing import block_mask
+from v41_tracing import block_mask, visible
 
 IDS = prompt(120, seed=2)
 LAYERS = {2: 2, 4: 2, 6: 1, 8: 1, 10: 1}
@@ -71,6 +72,22 @@ def test_newest_candidate_block_is_always_kept_and_later_indexers_stay_inside(ho
         chosen = found[f"topk.{layer}"]
         for p in range(120):
             assert all(bool(allowed[p, e]) for e in chosen[p].tolist() if e >= 0)
+
+
+@pytest.mark.parametrize("ratio", [1, 2])
+def test_candidates_and_selections_equal_a_brute_force_for_every_length(ratio):
+    """Row p of one run is a sequence of length p + 1; the oracle scores every entry and block."""
+    ratios = [0, 0, 2, 2, 2, 2, *[ratio] * 6, 0, 0, 0]
+    path = tiny_path(compress_ratios=ratios, candidate_topk_blocks=2, index_topk=8)
+    driver, recorder = tiny_recorded(path)
+    ids = prompt(64, seed=31)
+    driver.all_logits(ids)
+    found, want = recorder.selections(), DenseReference(path, caches=False).run(ids)
+    entries = 64 // ratio
+    seen = visible(64, ratio)
+    assert torch.equal(block_mask(found["candidates.6"], 8, entries) & seen, want.candidates[6] & seen)
+    for layer in (6, 8, 10):
+        assert torch.equal(found[f"topk.{layer}"].long(), want.topk[layer])
 
 
 def test_candidates_do_nothing_while_all_blocks_fit():

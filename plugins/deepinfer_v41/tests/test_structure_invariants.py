@@ -207,3 +207,27 @@ def test_window_stack_reaches_so_many_tokens_back_and_no_further():
     # Engram of layer 1 lets token 20 enter rows 20..23 there; two window layers remain: 23 + 2 * 15 = 53 < 20 + 45.
     assert min(rows) == 20
     assert max(rows) == 20 + reach - 1
+
+
+@pytest.mark.parametrize("spread", [1.0, 50.0])
+def test_residual_mix_is_the_sinkhorn_of_the_specification(spread):
+    """20 rounds that end on the columns, eps in every denominator; float64 plain reference."""
+    drawn = torch.randn(12, 16, generator=torch.Generator().manual_seed(5)).clamp(-1, 1) * spread
+    for logits in drawn:
+        params = cpu_backend().mhc.prepare(torch.zeros(24, 32), torch.ones(3), torch.cat([torch.zeros(8), logits]))
+        comb = cpu_backend().mhc.pre(torch.ones(3, 4, 8), torch.ones(3, 4), params)[3]
+        b = torch.softmax(logits.double().view(4, 4), -1) + 1e-6
+        b = b / (b.sum(0, keepdim=True) + 1e-6)
+        for _ in range(19):
+            b = b / (b.sum(1, keepdim=True) + 1e-6)
+            b = b / (b.sum(0, keepdim=True) + 1e-6)
+        torch.testing.assert_close(comb.double(), b.expand(3, 4, 4), atol=1e-6, rtol=0)
+
+
+def test_expert_clamps_the_gate_from_above_and_the_value_on_both_sides():
+    x = torch.tensor([[50.0, -50.0, 1.0, 1.0, 3.0, 2.0, 50.0, -50.0]])
+    got = cpu_backend().moe.swiglu(x, clamp=10.0)
+    silu = torch.nn.functional.silu
+    g, u = torch.tensor([10.0, -50.0, 1.0, 1.0]), torch.tensor([3.0, 2.0, 10.0, -10.0])
+    torch.testing.assert_close(got[0], silu(g) * u, atol=1e-6, rtol=1e-6)
+    assert torch.equal(cpu_backend().moe.swiglu(torch.zeros(2, 8), clamp=10.0), torch.zeros(2, 4))
