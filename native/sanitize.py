@@ -1,7 +1,7 @@
 """Build the core with AddressSanitizer and UndefinedBehaviorSanitizer, and run the tests on it.
 
 ``python native/sanitize.py [pytest arguments]``; needs gcc. The package is copied to a temporary folder, so the
-installed library stays as it is. Leaks of the interpreter are not reported; the C memory program runs with leak
+installed library stays as it is. Leaks of the interpreter are not reported; the C program runs with leak
 detection.
 """
 
@@ -60,10 +60,10 @@ def build_package(folder: Path, build: Any) -> None:
     )
 
 
-def run_memory_program(folder: Path, build: Any) -> None:
+def run_core_program(folder: Path, build: Any) -> None:
     wrap = [f"-Wl,--wrap={name}" for name in ("malloc", "calloc", "realloc", "free")]
-    program = str(folder / "memory")
-    sources = [*(str(HERE / s) for s in build.SOURCES), str(HERE / "tests" / "c" / "memory.c")]
+    program = str(folder / "core_program")
+    sources = [*(str(HERE / s) for s in build.SOURCES), str(HERE / "tests" / "c" / "core_program.c")]
     subprocess.check_call(["gcc", *SANITIZE, *flags(build), *wrap, *sources, "-o", program])
     subprocess.check_call([program])
 
@@ -91,7 +91,7 @@ def main(arguments: list[str]) -> int:
     build = load_build()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        run_memory_program(folder, build)
+        run_core_program(folder, build)
         build_package(folder, build)
         return run_tests(folder, arguments)
 

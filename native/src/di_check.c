@@ -65,17 +65,25 @@ static int wrong(const char *field, const di_seq *s, const char *what)
 }
 
 typedef struct census {
-    int64_t blocks, swa, state, draft, row, phase[16];
+    int64_t admitted, phase[16];
 } census;
 
-static int check_seq(const di_core *c, const di_seq *s, census *n)
+static int see_slot(di_unit_pool *p, int32_t slot) { return slot ? di_pool_see_owner(p, slot) : 0; }
+
+static int see_units(di_core *c, const di_seq *s)
+{
+    int code = 0;
+    for (int32_t i = 0; i < s->n_blocks && !code; i++) code = di_pool_see_owner(&c->main, s->blocks[i]);
+    if (!code) code = see_slot(&c->swa, s->swa_slot);
+    if (!code) code = see_slot(&c->state, s->state_slot);
+    if (!code) code = see_slot(&c->draft, s->draft_slot);
+    return code ? code : see_slot(&c->row, s->row_slot);
+}
+
+static int check_seq(di_core *c, const di_seq *s, census *n)
 {
     n->phase[s->phase]++;
-    n->blocks += s->n_blocks;
-    n->swa += s->swa_slot != 0;
-    n->state += s->state_slot != 0;
-    n->draft += s->draft_slot != 0;
-    n->row += s->row_slot != 0;
+    n->admitted += s->row_slot != 0;
     if (s->n_blocks > s->cap_blocks || s->len > s->cap_tokens) return wrong("blocks", s, "an array is too small");
     if (s->cached > s->len || s->cached < 0) return wrong("cached", s, "more positions than tokens");
     if (s->inflight > c->cfg.depth || s->inflight > s->inflight_all) return wrong("inflight", s, "too many steps");
@@ -84,10 +92,7 @@ static int check_seq(const di_core *c, const di_seq *s, census *n)
         return wrong("phase", s, "holds units in a phase that has none");
     if (s->phase == DI_PHASE_RUNNING && s->inflight == 0 && s->cached != s->len - 1)
         return wrong("cached", s, "a running request must have computed all but its last token");
-    for (int32_t i = 0; i < s->n_blocks; i++)
-        if (s->blocks[i] < 1 || s->blocks[i] >= c->cfg.num_blocks || c->main.units[s->blocks[i]].ref != 1)
-            return wrong("blocks", s, "a table entry is not held exactly once");
-    return 0;
+    return see_units(c, s);
 }
 
 static int check_running(const di_core *c)
@@ -116,20 +121,23 @@ static int check_steps(const di_core *c)
     return 0;
 }
 
-static int check_census(const di_core *c, const census *n)
+static int check_pool(const di_core *c, const di_unit_pool *p)
 {
-    struct { const di_unit_pool *pool; int64_t held; } row[] = {
-        {&c->main, n->blocks}, {&c->swa, n->swa}, {&c->state, n->state}, {&c->draft, n->draft}, {&c->row, n->row}};
-    for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
-        int code = di_pool_check(row[i].pool);
-        if (code) return code;
-        if (row[i].held != row[i].pool->held_count)
-            return di_fail(DI_E_INTERNAL, "", row[i].pool->name, "%u units are held, requests have %lld",
-                           row[i].pool->held_count, (long long)row[i].held);
-        if (row[i].pool->done != c->done && row[i].pool->size)
-            return di_fail(DI_E_INTERNAL, "", row[i].pool->name, "does not know of the last completed step");
-    }
-    if (n->row != c->admitted) return wrong("row_slot", NULL, "the number of admitted requests is wrong");
+    int code = di_pool_check(p);
+    if (!code) code = di_pool_check_owners(p);
+    if (code || !p->size || p->done == c->done) return code;
+    return di_fail(DI_E_INTERNAL, "", p->name, "does not know of the last completed step");
+}
+
+static int check_census(di_core *c, const census *n)
+{
+    int code = check_pool(c, &c->main);
+    if (!code) code = check_pool(c, &c->swa);
+    if (!code) code = check_pool(c, &c->state);
+    if (!code) code = check_pool(c, &c->draft);
+    if (!code) code = check_pool(c, &c->row);
+    if (code) return code;
+    if (n->admitted != c->admitted) return wrong("row_slot", NULL, "the number of admitted requests is wrong");
     for (int p = DI_PHASE_PREFILL; p < DI_PHASE_RETIRED; p++)
         if (n->phase[p] != c->phase_count[p]) return wrong("phase", NULL, "a phase count is wrong");
     return 0;
@@ -140,6 +148,8 @@ static int check_all(di_core *c)
     census n = {0};
     int code = 0;
     int64_t live = 0, found = 0;
+    di_unit_pool *pools[] = {&c->main, &c->swa, &c->state, &c->draft, &c->row};
+    for (size_t i = 0; i < sizeof pools / sizeof *pools; i++) di_pool_begin_owners(pools[i]);
     pthread_mutex_lock(&c->clients.lock);
     for (uint64_t i = 0; i <= c->clients.table.mask && !code; i++)
         for (const di_seq *s = c->clients.table.buckets[i]; s && !code; s = s->map_next) {

@@ -29,8 +29,9 @@ void di_policy_compact(di_core *c)
 static int32_t growth(const di_core *c, const di_seq *s)
 {
     int64_t end = (int64_t)s->cached + (int64_t)(s->inflight + 1) * c->dim.q;
+    if (end <= (int64_t)s->n_blocks * c->cfg.block_size) return 0;
     int64_t blocks = (end + c->cfg.block_size - 1) / c->cfg.block_size;
-    return blocks > s->n_blocks ? (int32_t)(blocks - s->n_blocks) : 0;
+    return (int32_t)(blocks - s->n_blocks);
 }
 
 /* The next token must come from the host or from the step just before: nothing else can feed it. */

@@ -128,3 +128,25 @@ int di_pool_check(const di_unit_pool *p)
                        p->free_count, p->size - 1);
     return 0;
 }
+
+void di_pool_begin_owners(di_unit_pool *p)
+{
+    for (uint32_t i = 0; i < p->size; i++) p->units[i].seen = 0;
+}
+
+int di_pool_see_owner(di_unit_pool *p, int32_t unit)
+{
+    if (unit < 1 || (uint32_t)unit >= p->size)
+        return di_fail(DI_E_INTERNAL, "", p->name, "a request has unit %d, outside the pool", unit);
+    p->units[unit].seen++;
+    return 0;
+}
+
+int di_pool_check_owners(const di_unit_pool *p)
+{
+    for (uint32_t i = 1; i < p->size; i++)
+        if (p->units[i].seen != p->units[i].ref)
+            return di_fail(DI_E_INTERNAL, "", p->name, "unit %u has %u references, requests have it %u times", i,
+                           p->units[i].ref, p->units[i].seen);
+    return 0;
+}

@@ -21,7 +21,7 @@ typedef struct di_unit {
     uint32_t ref;
     uint32_t next;            /* in the free list or a bucket, 0 = end */
     uint32_t state;
-    uint32_t pad;
+    uint32_t seen;            /* owners that a check has found; scratch */
     uint64_t last_use;        /* newest step that uses it */
 } di_unit;
 
@@ -47,6 +47,10 @@ int di_pool_take(di_unit_pool *p, int32_t n, int32_t *out);
 int di_pool_release(di_unit_pool *p, int32_t unit, uint64_t epoch);
 /* Steps up to done are complete: units of these epochs become FREE, oldest epoch first. */
 void di_pool_done(di_unit_pool *p, uint64_t done);
+/* Count the owners of every unit: start, once for each handle, and compare with the references. */
+void di_pool_begin_owners(di_unit_pool *p);
+int di_pool_see_owner(di_unit_pool *p, int32_t unit);
+int di_pool_check_owners(const di_unit_pool *p);
 /* O(units): states partition the pool, lists and counts agree. */
 int di_pool_check(const di_unit_pool *p);
 

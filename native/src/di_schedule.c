@@ -251,15 +251,16 @@ int di_probe(di_core *c, di_probe_out *out)
     /* Queued submissions must be seen; carrying them out here is what the next schedule would do first. */
     code = di_command_drain(c);
     if (code) return di_core_leave(c, code);
-    int32_t d = c->decode_since_prefill;
+    uint64_t d = c->decode_since_prefill;
+    uint64_t any = (uint64_t)c->cfg.prefill_interval_any, all = (uint64_t)c->cfg.prefill_interval_all;
     int64_t unfinished = 0;
     di_unfinished(c, &unfinished);
     *out = (di_probe_out){
-        .point = d != 0 && d % c->cfg.prefill_interval_any == 0 ? 1 : d % c->cfg.prefill_interval_all == 0 ? 2 : 0,
+        .point = d != 0 && d % any == 0 ? 1 : d % all == 0 ? 2 : 0,
         .want = di_policy_wants_prefill(c),
         .has_running = c->live_running > 0,
         .has_unfinished = unfinished > 0,
-        .burst_reached = c->cfg.max_prefill_burst > 0 && c->prefill_burst >= c->cfg.max_prefill_burst,
+        .burst_reached = c->cfg.max_prefill_burst > 0 && c->prefill_burst >= (uint64_t)c->cfg.max_prefill_burst,
         .in_flight = (int32_t)(c->launched - c->committed),
     };
     return di_core_leave(c, 0);

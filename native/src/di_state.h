@@ -94,8 +94,8 @@ struct di_core {
     int64_t phase_count[16];
 
     uint64_t launched, committed, done;
-    int32_t decode_since_prefill;
-    int32_t prefill_burst;
+    uint64_t decode_since_prefill;        /* d of 2.2 */
+    uint64_t prefill_burst;               /* consecutive prefill steps */
     di_step steps[DI_MAX_DEPTH + 1];
     di_outputs outputs[DI_MAX_DEPTH + 1];
     di_outputs spare_outputs[DI_MAX_DEPTH + 1];   /* of calls that scheduled nothing */

@@ -1,4 +1,4 @@
-"""The C sources with each compiler that is present: no warning, and the memory program runs."""
+"""The C sources with each compiler that is present: no warning, and the core program runs."""
 
 import shutil
 import subprocess
@@ -43,10 +43,10 @@ def test_generated_validators_compile_without_a_warning(compiler, tmp_path):
     run([compiler, *FLAGS, *STRICT, "-O1", "-c", NATIVE / "src" / "di_checks.c", "-o", tmp_path / "out.o"])
 
 
-def test_memory_program_passes(tmp_path):
+def test_core_program_passes(tmp_path):
     path = shutil.which("gcc") or shutil.which("clang")
     if path is None:
         pytest.skip("no C compiler is installed")
-    program = tmp_path / "memory"
-    run([path, *FLAGS, *WRAP, "-O0", *SOURCES, NATIVE / "tests" / "c" / "memory.c", "-o", program])
+    program = tmp_path / "core_program"
+    run([path, *FLAGS, *WRAP, "-O0", *SOURCES, NATIVE / "tests" / "c" / "core_program.c", "-o", program])
     assert run([program]).splitlines()[-1] == "ok"

@@ -26,7 +26,7 @@ class OutputWriter:
         self.struct.chain = CONTRACTS["SamplerOutput"].layout_hash
         self._arrays = [m.name for m in members_of("di_sampler_output") if m.is_view and not m.name.endswith("_device")]
         self._views = {name: getattr(self.struct, name) for name in self._arrays}
-        self._shown: set[str] = set()
+        self._shown: dict[str, tuple[Any, ...]] = {}
         self._keep: list[Any] = []
 
     def fill(self, output: SamplerOutput) -> Any:
@@ -35,12 +35,10 @@ class OutputWriter:
         for name in self._arrays:
             array = getattr(output, name)
             if array is None or (name in OPTIONAL_ON_HOST and not isinstance(array, np.ndarray)):
-                if name in self._shown:
-                    self._shown.discard(name)
+                if self._shown.pop(name, None) is not None:
                     view = self._views[name]
                     view.flags, view.data = 0, ffi.NULL
                 continue
-            self._shown.add(name)
             self._show(name, self._views[name], array)
         self.struct.confidence_error = output.confidence_error
         return self.struct
@@ -54,9 +52,13 @@ class OutputWriter:
             )
         if not array.flags.c_contiguous:
             raise ContractError("is not contiguous", contract="SamplerOutput", field=name)
-        data = ffi.from_buffer("char[]", array)
+        data = ffi.from_buffer(array)
         self._keep.append(data)
         view.data = data
+        form = (array.dtype, array.shape)
+        if self._shown.get(name) == form:
+            return
+        self._shown[name] = form
         view.dtype = CODES[array.dtype]
         view.ndim = array.ndim
         stride = 1

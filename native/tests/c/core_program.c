@@ -1,14 +1,17 @@
-/* Memory behaviour of the core, linked with counting wrappers (-Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=free).
+/* What only C can show of the core: memory, linked with counting wrappers (-Wl,--wrap=malloc,--wrap=calloc,
+ * --wrap=realloc,--wrap=free), and damage to its own state.
  *
  *   every allocation fails once       the call says DI_E_CAPACITY, nothing is lost, the core goes on
  *   steady decode steps               allocate nothing
  *   churn of short requests           reuses buffers
+ *   a damaged structure               is found by the check, and the core refuses everything else from then on
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "di_core.h"
+#include "di_state.h"
 
 void *__real_malloc(size_t n);
 void *__real_calloc(size_t n, size_t size);
@@ -196,8 +199,53 @@ static void test_churn_reuses_buffers(void)
     require(live == 0, "nothing is left");
 }
 
+typedef void damage(di_core *core);
+
+static void damage_held_count(di_core *c) { c->main.held_count++; }
+static void damage_free_list(di_core *c) { c->swa.units[c->swa.free_head].next = 0; }
+static void damage_reference(di_core *c) { c->main.units[c->running[0]->blocks[0]].ref++; }
+static void damage_table_entry(di_core *c) { c->running[0]->blocks[0] = c->running[1]->blocks[0]; }
+static void damage_cached(di_core *c) { c->running[0]->cached--; }
+static void damage_running(di_core *c) { c->live_running--; }
+static void damage_queue(di_core *c) { c->queue.count++; }
+static void damage_ticket(di_core *c) { di_queue_head(&c->queue)->ticket += 1000; }
+static void damage_phase_count(di_core *c) { c->phase_count[DI_PHASE_PREFILL]++; }
+static void damage_admitted(di_core *c) { c->admitted++; }
+static void damage_null_unit(di_core *c) { c->state.units[0].ref = 1; }
+static void damage_done(di_core *c) { c->done = c->launched + 1; }
+static void damage_unfinished(di_core *c) { c->clients.unfinished++; }
+
+static void test_damage_is_found_and_poisons(void)
+{
+    damage *all[] = {damage_held_count, damage_free_list, damage_reference, damage_table_entry, damage_cached,
+                     damage_running, damage_queue, damage_ticket, damage_phase_count, damage_admitted,
+                     damage_null_unit, damage_done, damage_unfinished};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        di_config k = config();
+        di_core *core = NULL;
+        uint64_t uid = 0;
+        uint8_t status = 0;
+        di_scheduler_outputs o;
+        di_stats_out stats;
+        require(di_core_create(&k, &core, NULL) == 0, "create");
+        for (int n = 0; n < 7; n++) require(submit(core, n, 60, &uid) == 0, "submit");
+        for (int s = 0; s < 3; s++) require(step(core) > 0, "step");
+        require(di_core_check(core, NULL) == 0, "check before the damage");
+        all[i](core);
+        di_error error;
+        require(di_core_check(core, &error) == DI_E_INTERNAL && error.code == DI_E_INTERNAL, "damage is found");
+        require(di_schedule(core, DI_MODE_DECODE, &o) == DI_E_INTERNAL, "schedule is refused");
+        require(submit(core, 1, 1, &uid) == DI_E_INTERNAL, "submit is refused");
+        require(di_abort(core, &uid, 1, &status) == DI_E_INTERNAL, "abort is refused");
+        require(di_stats(core, &stats) == 0 && stats.poisoned == 1, "stats are allowed");
+        di_core_destroy(core);
+    }
+    require(live == 0, "nothing is left of damaged cores");
+}
+
 int main(void)
 {
+    test_damage_is_found_and_poisons();
     test_every_allocation_fails_once();
     test_steady_steps_allocate_nothing();
     test_churn_reuses_buffers();
