@@ -227,3 +227,14 @@ def test_unknown_format_names_the_offered_ones(backend):
 def test_more_memory_than_exists_is_a_capacity_error(backend):
     with pytest.raises(CapacityError, match="bytes for the caches"):
         backend.alloc_caches(released(), {"main": 1 << 40, "index": 1 << 40, "swa": 1, "state": 1})
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_store_of_a_broken_row_leaves_the_others_whole(name, value):
+    view, _ = foreign_view(name, 64, 2, 4, 0, 0)
+    kv = torch.randn(3, 64).bfloat16()
+    expected = cache.store(kv, view, torch.tensor([0, 1, 2], dtype=torch.int32), want_values=True).clone()
+    kv[1, 7] = value
+    cache.store(kv, view, torch.tensor([0, 1, 2], dtype=torch.int32))
+    assert torch.equal(cache.gather(view, np.array([0, 2])), expected[[0, 2]].float())

@@ -1,5 +1,7 @@
 """Group quantisation: golden bytes (``spec/kernels.md`` 1.1, ``spec/model.md`` 9), a scalar version, weights."""
 
+import math
+
 import cpu_scalar
 import pytest
 import torch
@@ -71,6 +73,19 @@ def test_cast_of_random_groups_equals_the_scalar_version(spec, dtype, size):
             width = len(stored)
             assert q.data[row, g * width : (g + 1) * width].tolist() == stored
             assert q.values[row, span].tolist() == cpu_scalar.decode(codes, scale, spec[0])
+
+
+@pytest.mark.parametrize("spec", [Q8, Q4MX])
+@pytest.mark.parametrize("special", [None, math.inf, math.nan, 3e38, 1e-42])
+def test_cast_of_few_values_has_the_bits_it_has_among_many(spec, special):
+    x = torch.randn(64, 64) * torch.logspace(-40, 36, 64).unsqueeze(1)
+    if special is not None:
+        x[::3, 5] = special
+    many = cast(x, spec)
+    for row in range(64):
+        few = cast(x[row : row + 1], spec)
+        for one, all_ in ((few.values, many.values), (few.data, many.data), (few.sf, many.sf)):
+            torch.testing.assert_close(one[0], all_[row], rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("spec", [Q8, Q4MX, Q4NV])

@@ -91,3 +91,10 @@ def test_encode_e8m0_of_decode_round_trips_for_normal_scales():
 def test_pow2_ceil_just_above_a_power_takes_the_next():
     x = torch.tensor([1.0, 1.0000001, 1.4143, 2.0, 0.75, 2.0**-126])
     assert rounding.pow2_ceil(x).tolist() == [1.0, 2.0, 2.0, 2.0, 1.0, 2.0**-126]
+
+
+def test_encode_e2m1_of_nan_and_infinity_stays_a_code():
+    x = torch.tensor([math.nan, math.inf, -math.inf, -math.nan])
+    low, high = (int(b) for b in rounding.encode_e2m1(x))
+    assert low >> 4 == 7
+    assert high & 15 == 15

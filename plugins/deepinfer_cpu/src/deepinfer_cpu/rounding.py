@@ -26,6 +26,8 @@ _EXPONENT = i32(0x7F800000)
 _MANTISSA = i32(0x007FFFFF)
 _E4M3_SMALLEST_NORMAL, _E4M3_STEP = f32(2.0**-6), f32(1.5 * 2.0**20)
 _E2M1_SMALLEST_NORMAL, _E2M1_STEP = f32(1.0), f32(1.5 * 2.0**22)
+_E2M1_TOP, _TWO = f32(E2M1_MAX), f32(2.0)
+_NO_CODE, _LAST_CODE = i32(0), i32(12)
 
 
 def round_e4m3(x: Tensor) -> Tensor:
@@ -46,8 +48,12 @@ def encode_e4m3(x: Tensor) -> Tensor:
 
 
 def encode_e2m1(x: Tensor) -> Tensor:
-    """fp32 ``[..., 2n]`` -> E2M1 codes, two a byte, even element low (uint8 ``[..., n]``), saturating, -0 -> code 8."""
-    magnitude = round_e2m1(x.abs().clamp_(max=E2M1_MAX)).mul_(2.0).to(torch.int32)
+    """fp32 ``[..., 2n]`` -> E2M1 codes, two a byte, even element low (uint8 ``[..., n]``), saturating, -0 -> code 8.
+
+    The format has no NaN: a NaN becomes some code (its group's E4M3 scale is then NaN; an E8M0 scale is not).
+    """
+    doubled = round_e2m1(x.abs().clamp_(max=_E2M1_TOP)).mul_(_TWO).to(torch.int32)
+    magnitude = doubled.clamp_(_NO_CODE, _LAST_CODE)  # what NaN turns into lies outside
     codes = _E2M1_CODE_OF_DOUBLE.index_select(0, magnitude.view(-1)).view(x.shape)
     codes = codes | (x.signbit().to(torch.uint8) << 3)
     return codes[..., 0::2] | (codes[..., 1::2] << 4)

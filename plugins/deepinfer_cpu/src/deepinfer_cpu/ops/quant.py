@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from deepinfer_cpu import rounding
+from deepinfer_cpu import few_rows, rounding
 from deepinfer_cpu.contracts import shape_error
 from deepinfer_cpu.scalars import f32
 from deepinfer_cpu.tensors import PreparedWeight, QuantTensor
@@ -41,16 +41,29 @@ def cast_per_token(
 
     :raises ShapeContractError: K is not a multiple of ``group``, or the pair (``fmt``, ``sf``) does not exist.
     """
+    if sf == "ue8m0" and x.numel() <= few_rows.FEW_VALUES and x.shape[-1] % group == 0:
+        result = _cast_few(x, fmt, group)
+        return result if out is None else _fill(out, result)
     scaled, scale = scale_groups(x, fmt, group, sf)
     rounded = rounding.round_e4m3(scaled) if fmt == "e4m3" else rounding.round_e2m1(scaled)
     values = rounded.mul_(scale).view(x.shape)
     result = QuantTensor(values=values, fmt=fmt, group=group, sf_kind=sf, parts=(scaled, scale))
-    if out is not None:
-        out.values.copy_(values)
-        out.data.copy_(result.data)
-        out.sf.copy_(result.sf)
-        return out
-    return result
+    return result if out is None else _fill(out, result)
+
+
+def _cast_few(x: Tensor, fmt: str, group: int) -> QuantTensor:
+    xf = x if x.dtype == torch.float32 else x.float()
+    scaled, scale = few_rows.scale_groups(xf.numpy().reshape(*x.shape[:-1], x.shape[-1] // group, group), fmt)
+    parts = (torch.from_numpy(scaled), torch.from_numpy(scale))
+    values = torch.from_numpy(few_rows.round_scaled(scaled, scale, fmt).reshape(x.shape))
+    return QuantTensor(values=values, fmt=fmt, group=group, sf_kind="ue8m0", parts=parts)
+
+
+def _fill(out: QuantTensor, result: QuantTensor) -> QuantTensor:
+    out.values.copy_(result.values)
+    out.data.copy_(result.data)
+    out.sf.copy_(result.sf)
+    return out
 
 
 def scale_groups(x: Tensor, fmt: str, group: int, sf: str) -> tuple[Tensor, Tensor]:
@@ -60,6 +73,9 @@ def scale_groups(x: Tensor, fmt: str, group: int, sf: str) -> tuple[Tensor, Tens
         raise shape_error("quant.cast_per_token", "x", f"a last dimension that is a multiple of {group}", width)
     xf = x if x.dtype == torch.float32 else x.float()
     shape = (*x.shape[:-1], width // group, group)
+    if sf == "ue8m0" and x.numel() <= few_rows.FEW_VALUES:
+        scaled, scales = few_rows.scale_groups(xf.numpy().reshape(shape), fmt)
+        return torch.from_numpy(scaled), torch.from_numpy(scales)
     grouped = xf.view(shape) if xf.is_contiguous() else xf.reshape(shape)
     amax = grouped.abs().amax(-1, keepdim=True)
     if sf == "ue8m0":
