@@ -1,6 +1,6 @@
 """Decode speed through the whole engine, and against computing the prefix anew for each token.
 
-    python benchmarks/decode.py [--batches 1,32] [--contexts 128,512,1024,1536] [--tokens 32] [--repeats 1] [--json FILE]
+    python benchmarks/decode.py [--batches 1,32] [--contexts 128,512,1024,1536] [--tokens 32] [--json FILE]
 
 For each batch size and context, prompts of that many random tokens are prefilled and ``--tokens`` more are generated,
 greedily, the end token ignored. A step is the time from the moment when every request has token j to the moment when
@@ -11,6 +11,7 @@ token would cost if the prefix were computed anew. The machine's load is printed
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -73,7 +74,7 @@ def measure(llm: LLM, batch: int, context: int, tokens: int, repeats: int, vocab
     for repeat in range(repeats):
         times = arrivals(llm, prompts(batch, context, vocab, repeat), tokens + 1)
         anew.append(times[0])
-        steps += [after - before for before, after in zip(times, times[1:], strict=False)]
+        steps += [after - before for before, after in itertools.pairwise(times)]
     step, recompute = statistics.median(steps), statistics.median(anew)
     return {
         "batch": batch,

@@ -7,7 +7,6 @@ memory. ``cache_specs`` is what the plugin gives to the core.
 from __future__ import annotations
 
 from deepinfer_core.types import CacheSpec
-
 from deepinfer_v41.caches import compressor_state, index_k, main_kv, swa_ring
 from deepinfer_v41.config import V41Config
 

@@ -7,7 +7,6 @@ before the softmax over a group.
 from __future__ import annotations
 
 from deepinfer_core.types import CacheLayer, CacheSpec
-
 from deepinfer_v41.caches.swa_ring import backtrack
 from deepinfer_v41.config import V41Config
 

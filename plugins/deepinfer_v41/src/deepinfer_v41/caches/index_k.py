@@ -6,7 +6,6 @@ They come from the latent before rotation and rounding, so they cannot be rebuil
 from __future__ import annotations
 
 from deepinfer_core.types import CacheLayer, CacheSpec
-
 from deepinfer_v41.config import V41Config
 
 NAME = "index"

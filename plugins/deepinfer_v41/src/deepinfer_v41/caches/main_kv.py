@@ -7,7 +7,6 @@ never changed, except that a rolled-back position is written again.
 from __future__ import annotations
 
 from deepinfer_core.types import CacheLayer, CacheSpec
-
 from deepinfer_v41.config import V41Config
 
 NAME = "main"

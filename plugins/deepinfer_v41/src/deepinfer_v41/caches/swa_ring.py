@@ -7,7 +7,6 @@ back, so that a rejected draft never overwrites a key that is still needed.
 from __future__ import annotations
 
 from deepinfer_core.types import CacheLayer, CacheSpec
-
 from deepinfer_v41.config import V41Config
 
 NAME = "swa"

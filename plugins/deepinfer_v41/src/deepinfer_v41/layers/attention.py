@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from deepinfer_core.interfaces import Backend
 from torch import Tensor
 
+from deepinfer_core.interfaces import Backend
 from deepinfer_v41.config import V41Config
 from deepinfer_v41.layer_plan import LayerPlan
 from deepinfer_v41.layers.compressor import Compressor
@@ -48,7 +48,7 @@ class Attention:
         latent, latent_q = self._rms(low[:, : self._rank], self._q_norm, eps=self._eps, cast=self._cast)
         up = self._dense(latent if latent_q is None else latent_q, self._up)
         width = self._heads * self._width
-        q = self._fused(up[:, :width].unflatten(-1, (self._heads, self._width)), rope=(turn, False))
+        q = self._fused(up[:, :width].view(len(up), self._heads, self._width), rope=(turn, False))
         new_keys = step.store_window(low[:, self._rank :], self._kv_norm, turn, self._plan.layer)
         if self._compressor is not None:
             self._compressor(x, step)
@@ -56,7 +56,7 @@ class Attention:
             self._indexer(up[:, width:], x, step)
         out = step.attend(q, new_keys, self._plan, scale=self._scale, sink=self._sink)
         out = self._fused(out, rope=(turn, True))
-        z = self._einsum(out.reshape(len(out), self._groups, -1), self._wo_a).flatten(1)
+        z = self._einsum(out.view(len(out), self._groups, -1), self._wo_a).flatten(1)
         if self._cast is not None:
             fmt, group, sf = self._cast
             z = self._quantise(z, fmt=fmt, group=group, sf=sf)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from deepinfer_core.interfaces import Backend
 from torch import Tensor
 
+from deepinfer_core.interfaces import Backend
 from deepinfer_v41.config import V41Config
 from deepinfer_v41.engram import EngramTables
 from deepinfer_v41.prepare import WeightStore

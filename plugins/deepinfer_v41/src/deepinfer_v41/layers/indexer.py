@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from deepinfer_core.interfaces import Backend
 from torch import Tensor
 
+from deepinfer_core.interfaces import Backend
 from deepinfer_v41.config import V41Config
 from deepinfer_v41.layer_plan import LayerPlan
 from deepinfer_v41.numerics import Cast
@@ -32,9 +32,8 @@ class Indexer:
     def __call__(self, query: Tensor, x: Tensor, step: Step) -> None:
         """``query [T, heads * width]`` unrotated, ``x [T, D]``. The selection becomes the step's current one."""
         plan = self._plan
-        q = self._fused(
-            query.unflatten(-1, (self._heads, self._width)), rope=(step.rope(plan.ratio), False), cast=self._cast
-        )
+        heads = query.view(len(query), self._heads, self._width)
+        q = self._fused(heads, rope=(step.rope(plan.ratio), False), cast=self._cast)
         weight = self._dense(x, self._weights) * self._factor
         candidates = step.candidates if plan.candidate_source is not None else None
         scores = step.scores(q, weight, plan, candidates, self._block)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from deepinfer_core.interfaces import Backend
 from torch import Tensor
 
+from deepinfer_core.interfaces import Backend
 from deepinfer_v41.config import V41Config
 from deepinfer_v41.prepare import WeightStore
 
