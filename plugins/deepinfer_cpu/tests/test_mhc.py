@@ -156,3 +156,24 @@ def test_pre_of_another_stream_count_is_refused():
 def test_prepare_of_a_misfitting_fn_is_refused():
     with pytest.raises(ShapeContractError, match=r"mhc\.prepare"):
         mhc.prepare(torch.zeros(23, C * H), torch.ones(3), torch.zeros(23))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_pre_of_a_broken_row_is_silent_and_leaves_the_others_whole(value):
+    p, _, _ = params()
+    stream, a = torch.randn(3, C, H), torch.rand(3, C)
+    whole = mhc.pre(stream, a, p)
+    stream[1, 2, 3] = value
+    for rows in (slice(0, 3), slice(1, 2)):
+        got = mhc.pre(stream[rows], a[rows], p)
+        for one, other in zip(got, whole, strict=True):
+            if one.shape[0] == 3:
+                assert torch.equal(one[[0, 2]], other[[0, 2]])
+        assert not got[3][-1 if one.shape[0] == 1 else 1].isfinite().all()
+
+
+def test_sinkhorn_without_eps_of_a_hopeless_column_is_not_an_exception():
+    s = np.full((1, 4, 4), 0.0)
+    s[:, :, 0] = -1e4
+    with np.errstate(invalid="ignore"):
+        mhc.sinkhorn(np.ascontiguousarray(s.transpose(1, 2, 0)), 20, 0.0)

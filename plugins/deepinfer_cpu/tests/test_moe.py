@@ -176,3 +176,15 @@ def test_gate_with_replicas_is_refused_with_a_remedy():
 def test_dispatch_over_a_group_is_refused_with_a_remedy():
     with pytest.raises(UnsupportedFeature, match="expert groups"):
         moe.dispatch(torch.zeros(1, 4), torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1), group="ep")
+
+
+def test_gate_of_a_broken_row_leaves_the_others_whole():
+    x, w = torch.randn(T, HIDDEN), router()
+    idx, weight = moe.gate(x, w, torch.zeros(EXPERTS), k=K, scale=1.5)
+    x[4, 0] = math.nan
+    broken_idx, broken_weight = moe.gate(x, w, torch.zeros(EXPERTS), k=K, scale=1.5)
+    others = [t for t in range(T) if t != 4]
+    assert torch.equal(idx[others], broken_idx[others])
+    assert torch.equal(weight[others], broken_weight[others])
+    assert ((broken_idx >= 0) & (broken_idx < EXPERTS)).all()
+    assert broken_weight[4].isnan().all()

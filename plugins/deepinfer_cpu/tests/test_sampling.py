@@ -130,3 +130,13 @@ def test_mask_of_a_narrow_bitmask_is_refused():
         sampling.mask(
             torch.zeros(1, 40), torch.zeros(1, 1, dtype=torch.int32), torch.tensor([0]), torch.tensor([0, 1]), 0
         )
+
+
+def test_draw_of_a_broken_row_is_a_token_and_leaves_the_others_alone():
+    logprobs = torch.log_softmax(torch.randn(3, 50), 1)
+    seeds, positions = torch.tensor([1, 2, 3]), torch.tensor([5, 6, 7])
+    whole = sampling.draw(logprobs, seeds, positions)
+    logprobs[1] = math.nan
+    got = sampling.draw(logprobs, seeds, positions)
+    assert got[[0, 2]].tolist() == whole[[0, 2]].tolist()
+    assert 0 <= got[1].item() < 50

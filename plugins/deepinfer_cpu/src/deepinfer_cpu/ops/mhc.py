@@ -70,8 +70,13 @@ def pre(stream: Tensor, a: Tensor, params: MixParams) -> tuple[Tensor, Tensor, T
 
 def coefficients(mix: npt.NDArray[np.float32], c: int, iters: int, eps: float) -> tuple[Tensor, Tensor]:
     """``[T, c(c+2)]`` logits -> fp32 ``[T, 2c]`` (pre, post) and ``[T, c source, c destination]``."""
-    if mix.shape[0] == 1 and c == 4:
-        return _coefficients_of_one(mix[0].tolist(), iters, eps)
+    with np.errstate(invalid="ignore"):  # a broken row stays broken and says so in its logits
+        if mix.shape[0] == 1 and c == 4 and eps > 0:
+            return _coefficients_of_one(mix[0].tolist(), iters, eps)
+        return _coefficients_of_many(mix, c, iters, eps)
+
+
+def _coefficients_of_many(mix: npt.NDArray[np.float32], c: int, iters: int, eps: float) -> tuple[Tensor, Tensor]:
     wide = mix.T.astype(np.float64)  # [c(c+2), T], contiguous in tokens
     head = 1.0 / (1.0 + np.exp(np.minimum(-wide[: 2 * c], 700.0)))
     head[:c] += eps
@@ -108,7 +113,7 @@ def sinkhorn(logits: F64, iters: int, eps: float) -> F64:
     """``[source, destination, T]`` -> softmax over destinations + eps, then normalised over sources; ``iters - 1`` more
     rounds of destinations and sources. The last step is over sources. Sums run in index order."""
     b = np.exp(logits - np.maximum.reduce(logits, 1, keepdims=True))
-    if b.shape == (4, 4, 1):
+    if b.shape == (4, 4, 1) and eps > 0:  # Python divides by no zero
         return np.array(_sinkhorn_of_one(b.ravel().tolist(), iters, eps)).reshape(4, 4, 1)
     sums = np.empty((b.shape[0], b.shape[2]))
     over_sources, over_destinations = sums[None], sums[:, None]

@@ -87,7 +87,7 @@ def draw(logprobs: Tensor, seeds: Tensor, positions: Tensor, *, case: int = 0) -
     """
     seed = seeds.numpy().astype(np.uint64, copy=False).reshape(-1)
     h = key(seed, positions.numpy().astype(np.uint64), case)
-    probs = logprobs.exp()
+    probs = logprobs.exp().nan_to_num_(0.0)  # a row of NaN is the sampler's to report; here it must not break others
     weights = probs.mul(2.0**31).to(torch.int64)
     cumulative = weights.cumsum(1)
     total = cumulative[:, -1].numpy().astype(np.uint64)
