@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,8 +11,9 @@ from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import DeepInferError
 from deepinfer_core.plugins.manager import PluginManager
 from deepinfer_core.plugins.probe import ProbeOutcome
+from deepinfer_core.plugins.requirements import missing_capabilities
 from deepinfer_core.plugins.selection import select_backend
-from deepinfer_core.types import ProbeReport, Requirements
+from deepinfer_core.types import Capabilities, ProbeReport, Requirements
 
 FREE = Requirements()
 
@@ -214,3 +216,18 @@ def test_explicit_first_party_name_that_is_missing_names_its_distribution(toys):
     with pytest.raises(DeepInferError) as caught:
         choose(toys, {}, backend="cuda")
     assert caught.value.remedy == "deepinfer --backend cpu ..., or pip install deepinfer-cuda"
+
+
+@pytest.mark.parametrize(
+    ("limits", "missing"),
+    [
+        ({"topk": 512, "heads": 64, "unknown": 9}, []),
+        ({"topk": 513}, ["topk of 513 (at most 512)"]),
+        ({"heads": 32}, ["heads of 32 (offered: 64, 128)"]),
+        ({"rows": 9}, ["rows of 9 (at most 8)"]),
+    ],
+)
+def test_limits_of_the_created_backend_are_compared(limits, missing):
+    can = Capabilities("toy", "toy", "toy1", max_topk=512, heads=(64, 128), limits={"rows": 8})
+    backend = SimpleNamespace(capabilities=can, ops={})
+    assert missing_capabilities(backend, Requirements(limits=limits)).listed() == missing
