@@ -28,7 +28,19 @@ class Detokenizer:
     :param prompt_tail: Bytes of an incomplete character at the end of the prompt (:func:`incomplete_tail`).
     """
 
-    __slots__ = ("_decoder", "_include", "_min", "_n", "_pieces", "_scanner", "_table", "_tail", "_taken", "stop")
+    __slots__ = (
+        "_decoder",
+        "_include",
+        "_min",
+        "_n",
+        "_pieces",
+        "_scanner",
+        "_table",
+        "_tail",
+        "_taken",
+        "_todo",
+        "stop",
+    )
 
     def __init__(
         self,
@@ -46,6 +58,7 @@ class Detokenizer:
         self._include = include_stop
         self._tail = prompt_tail
         self._n = 0
+        self._todo: list[int] = []  # tokens whose text nobody has asked for yet
         self._pieces: list[str] = []
         self._taken = 0
         self.stop: str | None = None
@@ -53,24 +66,35 @@ class Detokenizer:
 
     def push(self, token_id: int) -> bool:
         """Add a token. True if a stop string is complete: this token is the last."""
-        self._n += 1
-        data = self._table[token_id] if token_id < len(self._table) else b""
-        if not data:
+        if self._scanner is None:
+            self._todo.append(token_id)  # decoded together with others, when the text is wanted
             return False
-        text = self._decoder.decode(self._joined(data))
-        return bool(text) and self._add(text)
+        self._n += 1
+        text = self._decoded(token_id)
+        if self._n <= self._min:
+            self._keep(text)
+            return False
+        released, self.stop = self._scanner.feed(text)
+        self._keep(released)
+        if self.stop is None:
+            return False
+        if self._include:
+            self._keep(self.stop)
+        return True
 
     def finish(self, stop_text: bytes = b"") -> None:
         """No more tokens come. ``stop_text``: bytes of the token that ended the answer, if they are wanted."""
         if self.stop is not None:
             return
+        self._catch_up()
         # No stop string is looked for here: the answer has ended already.
-        rest = self._decoder.decode(self._joined(stop_text) if stop_text else b"", True)
+        rest = self._decoder.decode(self._joined(stop_text), True)
         held = self._scanner.flush() if self._scanner is not None else ""
         self._keep(held + rest)
 
     def take(self) -> str:
         """The text that came since the last call."""
+        self._catch_up()
         new = self._pieces[self._taken :]
         self._taken = len(self._pieces)
         return "".join(new)
@@ -78,23 +102,17 @@ class Detokenizer:
     @property
     def text(self) -> str:
         """All text so far, without what is held back."""
-        if len(self._pieces) > 1:
-            head = "".join(self._pieces[: self._taken])
-            tail = "".join(self._pieces[self._taken :])
-            self._pieces = [head, tail]
-            self._taken = min(self._taken, 1)
+        self._catch_up()
         return "".join(self._pieces)
 
-    def _add(self, text: str) -> bool:
-        if self._scanner is None or self._n <= self._min:
-            self._keep(text)
-            return False
-        released, self.stop = self._scanner.feed(text)
-        if self.stop is None:
-            self._keep(released)
-            return False
-        self._keep(released + self.stop if self._include else released)
-        return True
+    def _catch_up(self) -> None:
+        if self._todo:
+            todo, self._todo = self._todo, []
+            self._keep(self._decoded(*todo))
+
+    def _decoded(self, *token_ids: int) -> str:
+        table = self._table
+        return self._decoder.decode(self._joined(b"".join(table[i] for i in token_ids if i < len(table))))
 
     def _keep(self, text: str) -> None:
         if text:
@@ -102,7 +120,7 @@ class Detokenizer:
 
     def _joined(self, data: bytes) -> bytes:
         """The first bytes of the answer complete the prompt's last character, if they can."""
-        if self._tail:
+        if self._tail and data:
             tail, self._tail = self._tail, b""
             if 0x80 <= data[0] <= 0xBF:
                 return tail + data
