@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
 from deepinfer_core.types import CacheLayer, CacheSpec
 from deepinfer_cpu import backend as cpu
 
