@@ -1,0 +1,213 @@
+/* libFuzzer target over encoded operations.
+ *
+ *   clang -std=c11 -g -O1 -fsanitize=fuzzer,address,undefined -Iinclude -Isrc -DDI_VERSION='"fuzz"' \
+ *       fuzz/fuzz_core.c src/di_*.c -pthread -o fuzz_core && ./fuzz_core -max_total_time=60
+ *
+ * The first bytes choose a small configuration, each further byte one operation with the bytes it needs. After every
+ * operation the core compares all of its structures; at the end everything is drained and the leak audit must pass.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "di_core.h"
+
+enum { MAX_SEQS = 4, MAX_Q = 4, VOCAB = 40, MAX_UID = 4096 };
+
+typedef struct script {
+    const uint8_t *data;
+    size_t size;
+} script;
+
+typedef struct fuzzed {
+    di_core *core;
+    di_config config;
+    uint64_t launched, committed, done, last_uid;
+    int32_t n[3], t[3], kind[3];        /* shape of open steps, by step id modulo 3 */
+    int32_t tokens[MAX_UID], ends[MAX_UID];
+} fuzzed;
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static uint8_t take(script *s)
+{
+    if (s->size == 0) return 0;
+    s->size--;
+    return *s->data++;
+}
+
+static void require(int ok)
+{
+    if (!ok) abort();
+}
+
+static di_config make_config(script *s)
+{
+    uint8_t a = take(s), b = take(s);
+    int32_t k = a & 3;
+    return (di_config){
+        .struct_size = sizeof(di_config), .block_size = (a & 4) ? 8 : 4, .num_blocks = 5 + (b & 31),
+        .num_swa_slots = 6, .num_state_slots = (a & 8) ? 6 : 0, .max_num_seqs = MAX_SEQS, .max_num_batched_tokens = 24,
+        .max_model_len = 60, .vocab_size = VOCAB, .max_chunk = (a & 16) ? 7 : 0, .min_chunk = 1, .chunk_align = 4,
+        .chunked_prefill = 1, .num_draft = k, .depth = (a & 32) ? 2 : 1, .prefill_interval_all = 2,
+        .prefill_interval_any = 3, .stop_preempted = (b & 64) != 0, .window = 6, .backtrack = 1,
+        .num_ratios_sparse = 2, .ratios_sparse = {1, 2}, .num_ratios_dense = 1, .ratios_dense = {2},
+        .inputs = 1, .validation = DI_LEVEL_FULL, .stream_ordered_reuse = (a & 64) != 0, .row_order = (a & 128) != 0,
+        .zero_swa_on_alloc = (b & 32) != 0, .prefill_watermark = (b & 128) ? 0.5 : 0.9};
+}
+
+static void submit(fuzzed *f, script *s)
+{
+    uint8_t a = take(s), b = take(s);
+    int32_t prompt[64], stop = b & 31;
+    for (int32_t i = 0; i < 64; i++) prompt[i] = (a * 7 + i) % VOCAB;
+    di_request r = {.struct_size = sizeof r, .num_prompt = 1 + (a & 63) % 62, .prompt = prompt,
+                    .max_tokens = 1 + (b & 15), .min_tokens = b >> 6, .num_stop = (b & 32) != 0, .stop_ids = &stop,
+                    .priority = (a >> 6) - 1, .top_k = -1, .temperature = 1, .top_p = 1, .repetition_penalty = 1};
+    if (f->last_uid + 1 >= MAX_UID) return;
+    uint64_t uid = 0;
+    int code = di_submit(f->core, &r, &uid);
+    require(code == (r.num_prompt > 0 ? 0 : DI_E_ARG));
+    require(uid == f->last_uid + 1);
+    f->last_uid = uid;
+}
+
+static void schedule(fuzzed *f, script *s)
+{
+    static di_scheduler_outputs o;
+    static di_input_metadata_v41 m;
+    static di_sampler_inputs in;
+    int mode = take(s) % 4;
+    int may = f->launched - f->committed < (uint64_t)f->config.depth && f->launched - f->done <= (uint64_t)f->config.depth;
+    int code = di_schedule(f->core, mode == 3 ? DI_MODE_DECODE : mode, &o);
+    require(code == (may ? 0 : DI_E_ORDER));
+    if (code || o.num_reqs == 0) return;
+    f->launched++;
+    require(o.step_id == f->launched);
+    f->n[f->launched % 3] = o.num_reqs;
+    f->t[f->launched % 3] = o.num_batched_tokens;
+    f->kind[f->launched % 3] = o.kind;
+    require(di_pack(f->core, o.step_id, &m.base) == 0);
+    code = di_pack_sampler(f->core, o.step_id, &in);
+    require(code == 0 || (code == DI_E_ORDER && f->config.num_draft > 0 && f->launched - f->committed == 2));
+}
+
+static void follow(fuzzed *f, const di_event_batch *e)
+{
+    const uint64_t *uid = e->seq_uid.data;
+    const uint16_t *flags = e->flags.data;
+    const int32_t *index = e->output_index.data, *token = e->token_id.data;
+    for (int64_t i = 0; i < e->seq_uid.shape[0]; i++) {
+        require(uid[i] <= f->last_uid && f->ends[uid[i]] == 0);
+        if (token[i] >= 0) require(index[i] == ++f->tokens[uid[i]]);
+        if (flags[i] & DI_EVENT_FLAG_LAST) f->ends[uid[i]] = 1;
+    }
+}
+
+static di_view view(void *data, int32_t dtype, int64_t n, int64_t m)
+{
+    di_view v = {.data = data, .dtype = dtype, .ndim = m ? 2 : 1, .shape = {n, m}, .stride = {m ? m : 1, m ? 1 : 0},
+                 .flags = DI_VIEW_PRESENT};
+    return v;
+}
+
+static void commit(fuzzed *f, script *s)
+{
+    static di_event_batch e;
+    int32_t ids[MAX_SEQS], verified[24], drafts[MAX_SEQS * MAX_Q], accepted[MAX_SEQS];
+    float logprob[MAX_SEQS] = {0};
+    int8_t status[MAX_SEQS] = {0};
+    uint64_t step = f->committed + 1;
+    int32_t n = f->n[step % 3], t = f->t[step % 3], k = f->config.num_draft, q = k + 1;
+    uint8_t a = take(s);
+    if (f->committed == f->launched) {
+        di_sampler_output none = {.struct_size = sizeof none, .chain = DI_HASH_SAMPLER_OUTPUT};
+        require(di_commit(f->core, step, &none, &e) == DI_E_ORDER);
+        return;
+    }
+    int is_decode = f->kind[step % 3] == DI_STEP_DECODE;
+    memset(verified, 0xff, sizeof verified);
+    for (int32_t i = 0; i < n; i++) {
+        ids[i] = (a + i) % VOCAB;
+        status[i] = a == 255 ? 1 : 0;
+        accepted[i] = is_decode && q > 1 ? (a + i) % q : 0;
+        for (int32_t j = 0; j < accepted[i]; j++) verified[i * q + j] = (a + j) % VOCAB;
+        for (int32_t j = 0; j < k; j++) drafts[i * k + j] = (a * 3 + j) % VOCAB;
+    }
+    di_sampler_output out = {.struct_size = sizeof out, .chain = DI_HASH_SAMPLER_OUTPUT,
+                             .sampled_ids = view(ids, DI_DTYPE_I32, n, 0), .sampled_logprob = view(logprob, DI_DTYPE_F32, n, 0),
+                             .row_status = view(status, DI_DTYPE_I8, n, 0)};
+    if (k) out.draft_ids = view(drafts, DI_DTYPE_I32, n, k);
+    if (k && is_decode) {
+        out.verified_ids = view(verified, DI_DTYPE_I32, t, 0);
+        out.accepted = view(accepted, DI_DTYPE_I32, n, 0);
+    }
+    require(di_commit(f->core, step, &out, &e) == 0);
+    f->committed++;
+    follow(f, &e);
+}
+
+static void done(fuzzed *f)
+{
+    if (f->done < f->committed) f->done++;
+    require(di_step_done(f->core, f->done) == 0);
+}
+
+static void end_one(fuzzed *f, script *s)
+{
+    uint64_t uid = 1 + take(s) % (f->last_uid + 2);
+    uint8_t status = 9;
+    if (take(s) & 1) {
+        require(di_abort(f->core, &uid, 1, &status) == 0 && status <= DI_ABORT_UNKNOWN);
+    } else {
+        int code = di_finish(f->core, uid, DI_FINISH_STOP, 0);
+        require(code == 0 || code == DI_E_NOT_FOUND);
+    }
+}
+
+static void poll(fuzzed *f)
+{
+    static di_event_batch e;
+    require(di_poll_events(f->core, &e) == 0);
+    follow(f, &e);
+}
+
+static void apply(fuzzed *f, script *s)
+{
+    switch (take(s) % 12) {
+    case 0: case 1: submit(f, s); break;
+    case 2: case 3: case 4: schedule(f, s); break;
+    case 5: case 6: case 7: commit(f, s); break;
+    case 8: case 9: done(f); break;
+    case 10: end_one(f, s); break;
+    default: poll(f); break;
+    }
+    require(di_core_check(f->core, NULL) == 0);
+}
+
+static void drain(fuzzed *f)
+{
+    script none = {NULL, 0};
+    for (uint64_t uid = 1; uid <= f->last_uid; uid++) {
+        uint8_t status;
+        require(di_abort(f->core, &uid, 1, &status) == 0);
+    }
+    poll(f);
+    while (f->committed < f->launched) commit(f, &none);
+    while (f->done < f->committed) done(f);
+    for (int i = 0; i < 64; i++) poll(f);
+    require(di_core_check(f->core, NULL) == 0 && di_audit(f->core, NULL) == 0);
+    for (uint64_t uid = 1; uid <= f->last_uid; uid++) require(f->ends[uid] == 1);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static fuzzed f;
+    script s = {data, size};
+    memset(&f, 0, sizeof f);
+    f.config = make_config(&s);
+    if (di_core_create(&f.config, &f.core, NULL) != 0) return 0;
+    while (s.size) apply(&f, &s);
+    drain(&f);
+    di_core_destroy(f.core);
+    return 0;
+}
