@@ -56,7 +56,7 @@ def run_forced(driver: Driver, work: Sequence[Forced], *, chunk: int = 4096) -> 
     The core may take every block and slot of the driver's caches, so the driver itself must be idle.
     """
     blocks, slots = len(driver.blocks) + 1, len(driver.slots) + 1
-    rows: dict[int, list[Tensor]] = {}
+    rows: dict[int, dict[int, Tensor]] = {}  # by position: a preempted request computes its rows again
     with Core(core_config(driver, chunk, blocks, slots)) as core:
         requests = {
             core.submit(r.prompt, max_tokens=len(r.follow) + 1, ignore_eos=True, temperature=0.0): r for r in work
@@ -65,15 +65,14 @@ def run_forced(driver: Driver, work: Sequence[Forced], *, chunk: int = 4096) -> 
             step = core.schedule_local()
             if step.num_reqs == 0:
                 raise AssertionError(f"nothing was scheduled: {core.stats()}")
-            uids, lengths = step.seq_uid.tolist(), step.seqlens_q.tolist()
+            uids, lengths, ends = step.seq_uid.tolist(), step.seqlens_q.tolist(), step.seqlens_k.tolist()
             inputs = driver.backend.bind_inputs(core.pack(step.step_id))
             hidden = driver.model.forward(inputs, driver.caches).split(lengths)
             tokens = []
-            for uid, part in zip(uids, hidden, strict=True):
-                found = rows.setdefault(uid, [])
-                found.append(part)
-                request, done = requests[uid], sum(len(p) for p in found)
-                after = done - len(request.prompt)
+            for uid, part, end in zip(uids, hidden, ends, strict=True):
+                rows.setdefault(uid, {}).update(zip(range(end - len(part), end), part, strict=True))
+                request = requests[uid]
+                after = end - len(request.prompt)
                 tokens.append(request.follow[after] if 0 <= after < len(request.follow) else 0)
             core.commit(
                 step.step_id,
@@ -85,4 +84,8 @@ def run_forced(driver: Driver, work: Sequence[Forced], *, chunk: int = 4096) -> 
             )
             core.step_done(step.step_id)
         core.audit()
-    return [driver.model.logits(torch.cat(rows[uid])) for uid in requests]
+    out = []
+    for uid, request in requests.items():
+        count = len(request.prompt) + len(request.follow)
+        out.append(driver.model.logits(torch.stack([rows[uid][p] for p in range(count)])))
+    return out
