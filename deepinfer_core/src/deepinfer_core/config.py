@@ -68,7 +68,9 @@ class EngineConfig:
         "boundary", "Checks of contract records.", kind="text", choices=("off", "boundary", "full")
     )
     depth: int = setting(1, "Steps in flight.", kind="integer", minimum=1, maximum=2)
-    num_threads: int | None = setting(None, "Threads of the cpu backend.", kind="integer", minimum=1, maximum=4096)
+    num_threads: int | None = setting(
+        None, "Threads of the cpu backend; 1 unless given.", kind="integer", minimum=1, maximum=4096
+    )
     dp: int = setting(1, "Data parallel size; this release runs 1.", kind="integer", minimum=1, maximum=4096)
     cp: int = setting(1, "Context parallel size; this release runs 1.", kind="integer", minimum=1, maximum=4096)
     ep: int = setting(1, "Expert parallel size; this release runs 1.", kind="integer", minimum=1, maximum=4096)

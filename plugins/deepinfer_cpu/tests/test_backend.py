@@ -5,6 +5,7 @@ import sys
 import tomllib
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 
 import attrs
 import numpy as np
@@ -191,3 +192,18 @@ def test_hooks_create_a_backend():
     assert made.norm.rms is not None
     report = plugin.deepinfer_backend_probe(name="cpu", host=HostInfo(os="linux", machine="x86_64", python="3.11"))
     assert report.usable
+
+
+def test_create_runs_on_one_thread_and_close_restores_the_process():
+    torch.set_num_threads(2)
+    backend = cpu.create()
+    assert torch.get_num_threads() == 1
+    backend.close()
+    backend.close()
+    assert torch.get_num_threads() == 2
+
+
+def test_create_with_num_threads_takes_them():
+    backend = cpu.create(config=SimpleNamespace(num_threads=3))
+    assert torch.get_num_threads() == 3
+    backend.close()

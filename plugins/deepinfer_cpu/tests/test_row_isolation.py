@@ -109,6 +109,16 @@ def test_products_of_any_size_give_a_row_the_same_bits_for_any_row_count(inner, 
     torch.testing.assert_close(full.double(), x.double() @ matrix.double(), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("threads", [2, 4])
+@pytest.mark.parametrize(("inner", "outputs"), [(256, 192), (512, 64), (768, 24), (1024, 24), (1024, 64)])
+def test_products_on_more_threads_give_a_row_the_same_bits_for_any_row_count(inner, outputs, threads):
+    torch.set_num_threads(threads)
+    matrix, x = torch.randn(inner, outputs), torch.randn(64, inner)
+    full = gemm.product(x, matrix)
+    for rows in (1, 2, 3, 5, 7, 8, 17, 33):
+        assert torch.equal(gemm.product(x[:rows], matrix), full[:rows]), rows
+
+
 def test_head_products_with_a_long_inner_dimension_keep_rows_apart(backend):
     w = backend.quant.prepare_weight("wo_a", torch.randn(2 * 96, 1024), use="heads:2")
     a = torch.randn(200, 2, 1024)

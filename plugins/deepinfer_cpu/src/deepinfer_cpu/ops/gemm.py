@@ -16,8 +16,8 @@ from torch import Tensor
 from deepinfer_cpu.contracts import shape_error
 from deepinfer_cpu.tensors import PreparedWeight, QuantTensor
 
-LONGEST_INNER, LONGEST_INNER_NARROW_OUTPUT = 768, 64
-"""Inner dimensions up to the first, and any with outputs up to the second, are summed in one order by the library."""
+LONGEST_INNER = 768
+"""Inner dimensions up to this are summed in one order by the library, for any number of rows and of threads."""
 INNER_CUT = 512
 
 
@@ -25,8 +25,8 @@ def product(a: Tensor, matrix: Tensor) -> Tensor:
     """fp32 ``[M, K] @ [K, N]``, each row as if it were alone."""
     if a.shape[0] == 1:
         return product(a.expand(2, -1), matrix)[:1]
-    inner, outputs = matrix.shape
-    if inner <= LONGEST_INNER or outputs <= LONGEST_INNER_NARROW_OUTPUT:
+    inner = matrix.shape[0]
+    if inner <= LONGEST_INNER:
         return torch.mm(a, matrix)
     y = torch.mm(a[:, :INNER_CUT], matrix[:INNER_CUT])
     for begin in range(INNER_CUT, inner, INNER_CUT):
