@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-from deepinfer_core.cli.root import root
-from deepinfer_core.config import EngineConfig, settings_by_key
 
 from deepinfer_core import errors
+from deepinfer_core.cli.root import root
+from deepinfer_core.config import EngineConfig, settings_by_key
 
 FOLDER = Path(__file__).parent / "reference"
 NOTICE = "<!-- Written by docs/generate_reference.py from the code. Change the code, then run it again. -->\n"

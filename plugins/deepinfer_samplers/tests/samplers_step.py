@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from deepinfer_contracts import SamplerInputs, SamplerOutput
 from deepinfer_samplers.canonical import CanonicalSampler
 

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import samplers_oracle as oracle
 import torch
+from samplers_step import logits_of, sample, sampler_inputs
+
 from deepinfer_core.errors import NotSupported, ShapeContractError
 from deepinfer_core.interfaces import Sampler
 from deepinfer_samplers.canonical import CanonicalSampler
-from samplers_step import logits_of, sample, sampler_inputs
 
 HALVES = logits_of(0.5, 0.25, 0.125, 0.125)
 MIXED = {

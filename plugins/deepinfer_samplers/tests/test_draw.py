@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import samplers_oracle as oracle
 import torch
-from deepinfer_samplers.draw import draw, targets, weights
-from deepinfer_samplers.hashing import draw_keys
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from deepinfer_samplers.draw import draw, targets, weights
+from deepinfer_samplers.hashing import draw_keys
 
 P = (0.1, 0.2, 0.3, 0.4)
 WEIGHTS = [214748368, 429496736, 644245120, 858993472]

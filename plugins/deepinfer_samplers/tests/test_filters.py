@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import samplers_oracle as oracle
 import torch
-from deepinfer_samplers.filters import Filters, process
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from samplers_step import logits_of
+
+from deepinfer_samplers.filters import Filters, process
 
 HALVES = logits_of(0.5, 0.25, 0.125, 0.125)
 

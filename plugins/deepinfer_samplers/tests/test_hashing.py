@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import samplers_oracle as oracle
-from deepinfer_samplers.hashing import accept_keys, draw_keys, uniform
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from deepinfer_samplers.hashing import accept_keys, draw_keys, uniform
 
 GOLDEN_KEYS = [
     (0, 0, 0, 0xE220A8397B1DCDAF),

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from samplers_step import sample, sampler_inputs
+
 from deepinfer_core.errors import InvalidParameter, NotSupported, PluginMissing
 from deepinfer_core.interfaces import Sampler
 from deepinfer_samplers import plugin
-from samplers_step import sample, sampler_inputs
 
 SCRIPT = """
 import sys; sys.path.insert(0, {tests!r})

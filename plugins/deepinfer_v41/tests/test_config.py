@@ -10,10 +10,10 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from deepinfer_core.errors import ModelConfigError
 from released_config import RELEASED, flat, released
 from tiny_checkpoint import tiny_config
 
+from deepinfer_core.errors import ModelConfigError
 from deepinfer_v41.config import V41Config
 from deepinfer_v41.layer_plan import LayerKind
 

@@ -12,11 +12,11 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from deepinfer_core.errors import ModelConfigError, TokenizerError
 from released_config import RELEASED
 from tiny_checkpoint import tiny_config
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
+from deepinfer_core.errors import ModelConfigError, TokenizerError
 from deepinfer_v41.config import V41Config
 from deepinfer_v41.engram import EngramTables, hash_multipliers
 from deepinfer_v41.engram_map import compress_vocabulary

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from deepinfer_core.errors import CheckpointError
 from tiny_checkpoint import quantize_block_fp8, quantize_mxfp4
 
+from deepinfer_core.errors import CheckpointError
 from deepinfer_v41.weights.formats import dequantize_block_fp8, dequantize_mxfp4, e8m0_to_f32, f32_to_e8m0
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

@@ -11,10 +11,10 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from deepinfer_core.errors import CheckpointError, InvalidParameter, ModelConfigError, ModelNotFound
 from safetensors.torch import load_file, save_file
 from tiny_checkpoint import random_tensors, tiny_config, write_tiny_checkpoint
 
+from deepinfer_core.errors import CheckpointError, InvalidParameter, ModelConfigError, ModelNotFound
 from deepinfer_v41.config import V41Config
 from deepinfer_v41.weights.checks import check_names, find_absent_stages
 from deepinfer_v41.weights.index import open_shards

@@ -11,9 +11,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import torch
+
 from deepinfer_contracts import SamplerInputs, SamplerOutput
 from deepinfer_core.errors import NotSupported, ShapeContractError
-
 from deepinfer_samplers import ranking
 from deepinfer_samplers.draw import draw
 from deepinfer_samplers.filters import MAX_VOCAB, Filters, process

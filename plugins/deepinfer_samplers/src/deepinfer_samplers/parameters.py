@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 from attrs import frozen
+
 from deepinfer_contracts import SamplerInputs
 from deepinfer_core.errors import NotSupported, ShapeContractError
 

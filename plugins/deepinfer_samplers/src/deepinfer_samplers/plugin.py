@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from deepinfer_core.errors import InvalidParameter, PluginMissing
-
 from deepinfer_core import hookimpl
+from deepinfer_core.errors import InvalidParameter, PluginMissing
 
 if TYPE_CHECKING:
     from deepinfer_core.interfaces import Sampler

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from deepinfer_core.errors import ModelConfigError, ModelNotFound
 
+from deepinfer_core.errors import ModelConfigError, ModelNotFound
 from deepinfer_v41.config_fields import (
     Problem,
     boolean,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
+
 from deepinfer_core.errors import ModelConfigError
 
 REQUIRED: Final = object()

@@ -13,8 +13,8 @@ from pathlib import Path
 import attrs
 import numpy as np
 import numpy.typing as npt
-from deepinfer_core.errors import ModelConfigError, TokenizerError
 
+from deepinfer_core.errors import ModelConfigError, TokenizerError
 from deepinfer_v41.config import V41Config
 from deepinfer_v41.engram_map import compress_vocabulary, count_tokens, read_tokenizer
 from deepinfer_v41.primes import engram_primes

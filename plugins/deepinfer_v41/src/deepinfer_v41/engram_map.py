@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
 from deepinfer_core.errors import TokenizerError
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 import torch
-from deepinfer_core.errors import CheckpointError
 
+from deepinfer_core.errors import CheckpointError
 from deepinfer_v41.config import V41Config
 from deepinfer_v41.weights.formats import E8M0_NAN, find_not_power_of_two
 from deepinfer_v41.weights.index import ShardSet, StoredTensor

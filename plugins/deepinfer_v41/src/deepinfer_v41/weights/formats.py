@@ -6,8 +6,9 @@ Plain torch on whole matrices, for tests and tools; the model itself gives store
 from __future__ import annotations
 
 import torch
-from deepinfer_core.errors import CheckpointError
 from torch import Tensor
+
+from deepinfer_core.errors import CheckpointError
 
 E8M0_NAN = 255
 

@@ -12,10 +12,10 @@ from pathlib import Path, PurePath
 from typing import Any, Final
 
 import attrs
-from deepinfer_core.errors import CheckpointError, ModelNotFound
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from deepinfer_core.errors import CheckpointError, ModelNotFound
 from deepinfer_v41.weights.problems import Group, Problems
 
 INDEX_NAME: Final = "model.safetensors.index.json"

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import attrs
-from deepinfer_core.errors import InvalidParameter
 from torch import Tensor
 
+from deepinfer_core.errors import InvalidParameter
 from deepinfer_v41.config import V41Config
 from deepinfer_v41.weights.checks import check_names, check_storage, find_absent_stages, require_draft
 from deepinfer_v41.weights.formats import f32_to_e8m0

@@ -6,6 +6,7 @@ from enum import Enum
 from pathlib import Path
 
 import attrs
+
 from deepinfer_core.errors import CheckpointError
 
 MAX_SHOWN = 20
