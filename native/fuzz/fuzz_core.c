@@ -77,7 +77,8 @@ static void schedule(fuzzed *f, script *s)
     static di_input_metadata_v41 m;
     static di_sampler_inputs in;
     int mode = take(s) % 4;
-    int may = f->launched - f->committed < (uint64_t)f->config.depth && f->launched - f->done <= (uint64_t)f->config.depth;
+    uint64_t depth = (uint64_t)f->config.depth;
+    int may = f->launched - f->committed < depth && f->launched - f->done <= depth;
     int code = di_schedule(f->core, mode == 3 ? DI_MODE_DECODE : mode, &o);
     require(code == (may ? 0 : DI_E_ORDER));
     if (code || o.num_reqs == 0) return;
@@ -134,7 +135,8 @@ static void commit(fuzzed *f, script *s)
         for (int32_t j = 0; j < k; j++) drafts[i * k + j] = (a * 3 + j) % VOCAB;
     }
     di_sampler_output out = {.struct_size = sizeof out, .chain = DI_HASH_SAMPLER_OUTPUT,
-                             .sampled_ids = view(ids, DI_DTYPE_I32, n, 0), .sampled_logprob = view(logprob, DI_DTYPE_F32, n, 0),
+                             .sampled_ids = view(ids, DI_DTYPE_I32, n, 0),
+                             .sampled_logprob = view(logprob, DI_DTYPE_F32, n, 0),
                              .row_status = view(status, DI_DTYPE_I8, n, 0)};
     if (k) out.draft_ids = view(drafts, DI_DTYPE_I32, n, k);
     if (k && is_decode) {

@@ -102,7 +102,8 @@ static int check_running(const di_core *c)
         const di_seq *s = c->running[i];
         if (!s) continue;
         live++;
-        if (s->phase != DI_PHASE_RUNNING || s->running_at != i || !s->listed) return wrong("running", s, "is misplaced");
+        if (s->phase != DI_PHASE_RUNNING || s->running_at != i || !s->listed)
+            return wrong("running", s, "is misplaced");
     }
     if (live != c->live_running || live != c->phase_count[DI_PHASE_RUNNING])
         return wrong("running", NULL, "the count differs from the set");
@@ -181,8 +182,9 @@ static int audit(const di_core *c)
     for (size_t i = 0; i < sizeof pools / sizeof *pools; i++) {
         const di_unit_pool *p = pools[i];
         if (p->size && p->free_count != p->size - 1)
-            return di_fail(DI_E_INTERNAL, "", p->name, "leak: nothing is live, %u of %d units are free, %u held, %u in limbo",
-                           p->free_count, di_pool_total(p), p->held_count, p->limbo.count);
+            return di_fail(DI_E_INTERNAL, "", p->name,
+                           "leak: nothing is live, %u of %d units are free, %u held, %u in limbo", p->free_count,
+                           di_pool_total(p), p->held_count, p->limbo.count);
     }
     return 0;
 }

@@ -24,7 +24,8 @@ static uint8_t stop_reason(const di_core *c, const di_seq *s)
     return DI_FINISH_NONE;
 }
 
-static void put_alternatives(di_event_arena *a, int32_t e, const int32_t *ids, const float *logprobs, int32_t row, int32_t m)
+static void put_alternatives(di_event_arena *a, int32_t e, const int32_t *ids, const float *logprobs, int32_t row,
+                             int32_t m)
 {
     if (!ids) return;
     int32_t n = 0;
@@ -173,8 +174,10 @@ static int commit(di_core *c, uint64_t id, const di_sampler_output *output, di_e
 {
     di_step *step = di_core_step(c, id);
     if (id != c->committed + 1 || step->id != id || !step->is_open)
-        return di_fail(DI_E_ORDER, "", "step_id", "step %llu cannot be committed: the next one is %llu, launched up to %llu",
-                       (unsigned long long)id, (unsigned long long)(c->committed + 1), (unsigned long long)c->launched);
+        return di_fail(DI_E_ORDER, "", "step_id",
+                       "step %llu cannot be committed: the next one is %llu, launched up to %llu",
+                       (unsigned long long)id, (unsigned long long)(c->committed + 1),
+                       (unsigned long long)c->launched);
     di_tokens t;
     int code = di_output_read(c, step, output, &t);
     if (!code && output) code = di_check_output(c, step, output);

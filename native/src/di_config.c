@@ -14,7 +14,8 @@ static int outside(const char *field, int64_t value, const char *bound)
 
 static int outside_at(const char *field, int64_t value, const char *bound, int64_t limit)
 {
-    return di_fail(DI_E_CONFIG, "", field, "is %lld, the bound is %s = %lld", (long long)value, bound, (long long)limit);
+    return di_fail(DI_E_CONFIG, "", field, "is %lld, the bound is %s = %lld", (long long)value, bound,
+                   (long long)limit);
 }
 
 #define REQUIRE(field, ok, bound) \
@@ -25,7 +26,8 @@ static int check_ranges(const di_config *k)
     REQUIRE(block_size, k->block_size > 0 && k->block_size <= 1 << 16, "1 .. 65536");
     REQUIRE(num_blocks, k->num_blocks >= 2, ">= 2 (block 0 is the null block)");
     REQUIRE(num_swa_slots, k->num_swa_slots == 0 || k->num_swa_slots >= 2, "0, or >= 2 (slot 0 is the null slot)");
-    REQUIRE(num_state_slots, k->num_state_slots == 0 || k->num_state_slots >= 2, "0, or >= 2 (slot 0 is the null slot)");
+    REQUIRE(num_state_slots, k->num_state_slots == 0 || k->num_state_slots >= 2,
+            "0, or >= 2 (slot 0 is the null slot)");
     REQUIRE(max_num_seqs, k->max_num_seqs >= 1 && k->max_num_seqs <= MAX_SEQS, "1 .. 65535");
     REQUIRE(max_model_len, k->max_model_len >= 1 && k->max_model_len <= 1 << 28, "1 .. 2**28");
     REQUIRE(vocab_size, k->vocab_size >= 1, ">= 1");
@@ -83,7 +85,8 @@ static int check_relations(const di_config *k, di_derived *d)
     if (k->max_num_batched_tokens < k->block_size)
         return outside_at("max_num_batched_tokens", k->max_num_batched_tokens, ">= block_size", k->block_size);
     if (k->max_num_batched_tokens < rows)
-        return outside_at("max_num_batched_tokens", k->max_num_batched_tokens, ">= max_num_seqs * (num_draft + 1)", rows);
+        return outside_at("max_num_batched_tokens", k->max_num_batched_tokens, ">= max_num_seqs * (num_draft + 1)",
+                          rows);
     if (!k->chunked_prefill && k->max_num_batched_tokens < k->max_model_len)
         return outside_at("max_num_batched_tokens", k->max_num_batched_tokens,
                           ">= max_model_len without chunked_prefill", k->max_model_len);

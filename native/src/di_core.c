@@ -259,7 +259,8 @@ int di_finish(di_core *c, uint64_t uid, int reason, int n_output)
     di_seq *s = di_table_find(&c->clients.table, uid);
     pthread_mutex_unlock(&c->clients.lock);
     if (!s || di_seq_is_terminal(s))
-        code = di_fail(DI_E_NOT_FOUND, "", "uid", "request %llu is unknown or already finished", (unsigned long long)uid);
+        code = di_fail(DI_E_NOT_FOUND, "", "uid", "request %llu is unknown or already finished",
+                       (unsigned long long)uid);
     else if (reason <= DI_FINISH_NONE || reason > DI_FINISH_ENGINE)
         code = di_fail(DI_E_ARG, "", "reason", "%d is no finish reason", reason);
     else if (n_output < 0 || n_output > di_seq_output_len(s))

@@ -1,7 +1,8 @@
 /* Event batches: struct-of-arrays in a ring of arenas (spec/engine.md 4.6).
  *
- * A batch stays valid until its arena is recycled, depth + 1 batches later. An arena that a consumer marked (di_event_pin)
- * is passed over, and if every old one is marked the ring grows: a slow consumer costs memory, never correctness.
+ * A batch stays valid until its arena is recycled, depth + 1 batches later. An arena that a consumer marked
+ * (di_event_pin) is passed over, and if every old one is marked the ring grows: a slow consumer costs memory, never
+ * correctness.
  * Terminal events that belong to no row wait on a list that runs through the requests themselves.
  */
 #ifndef DI_EVENTS_H

@@ -1,8 +1,8 @@
 /* Units that lost their last reference while a launched step may still touch them (spec/engine.md 4.2).
  *
  * A unit released with epoch e (the newest step that uses it) may be handed out again when every step up to e is done.
- * Open epochs lie in (done, launched], at most depth + 1 of them, so depth + 1 buckets indexed by epoch hold everything;
- * a bucket keeps its release order.
+ * Open epochs lie in (done, launched], at most depth + 1 of them, so depth + 1 buckets indexed by epoch hold
+ * everything; a bucket keeps its release order.
  */
 #ifndef DI_LIMBO_H
 #define DI_LIMBO_H

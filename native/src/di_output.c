@@ -4,7 +4,8 @@
 
 #include "di_view.h"
 
-static int take_array(const di_view *v, int32_t dtype, int64_t n, int64_t m, int is_needed, const char *name, const void **out)
+static int take_array(const di_view *v, int32_t dtype, int64_t n, int64_t m, int is_needed, const char *name,
+                      const void **out)
 {
     *out = NULL;
     if (!di_view_is_present(v)) {
@@ -13,7 +14,7 @@ static int take_array(const di_view *v, int32_t dtype, int64_t n, int64_t m, int
     }
     if (!di_view_is_host(v, dtype, n, m))
         return di_fail(DI_E_CONTRACT, "SamplerOutput", name,
-                       "has shape [%lld, %lld] and dtype %d, a contiguous host array [%lld, %lld] of dtype %d is needed",
+                       "has shape [%lld, %lld] and dtype %d, not a contiguous host array [%lld, %lld] of dtype %d",
                        (long long)v->shape[0], (long long)(v->ndim > 1 ? v->shape[1] : -1), v->dtype, (long long)n,
                        (long long)m, dtype);
     *out = v->data;
@@ -26,7 +27,8 @@ static int take_output(const di_core *c, const di_step *step, const di_sampler_o
     int is_decode = step->kind == DI_STEP_DECODE, drafted = is_decode && k > 0;
     int64_t m = di_view_is_present(&o->top_ids) && o->top_ids.ndim == 2 ? o->top_ids.shape[1] : 0;
     int64_t logit_rows = is_decode ? rows : n;
-    if (m < 0 || m > INT16_MAX) return di_fail(DI_E_CONTRACT, "SamplerOutput", "top_ids", "%lld alternatives", (long long)m);
+    if (m < 0 || m > INT16_MAX)
+        return di_fail(DI_E_CONTRACT, "SamplerOutput", "top_ids", "%lld alternatives", (long long)m);
     t->n_top = (int32_t)m;
     int code = 0;
 #define TAKE(field, view, dtype, n, m, needed) \
@@ -80,7 +82,8 @@ static int check_row(const di_core *c, const di_step *step, int32_t i, const di_
     if (n < 0 || n > r->q - 1) return bad("accepted", r, n, "more than the drafts that were verified");
     for (int32_t j = 0; j < r->q - 1; j++) {
         int32_t id = t->verified[r->first + j];
-        if ((j < n) != (id >= 0)) return bad("verified_ids", r, id, "accepted drafts first, -1 from the first rejection on");
+        if ((j < n) != (id >= 0))
+            return bad("verified_ids", r, id, "accepted drafts first, -1 from the first rejection on");
         if (id >= vocab) return bad("verified_ids", r, id, "outside the vocabulary");
     }
     return 0;

@@ -43,7 +43,8 @@ static void pack_window(const di_core *c, const di_step *step, di_staging *s, di
     out->swa_offset_len = di_view_2d(s->swa_offset_len, DI_DTYPE_I32, step->t, 2);
 }
 
-static void pack_ratio(const di_core *c, const di_step *step, di_ratio_staging *s, int32_t at, di_input_metadata_v41 *out)
+static void pack_ratio(const di_core *c, const di_step *step, di_ratio_staging *s, int32_t at,
+                       di_input_metadata_v41 *out)
 {
     int32_t ratio = c->dim.ratios[at], per_block = c->cfg.block_size / ratio;
     int32_t table_rows = c->dim.max_blocks * per_block;

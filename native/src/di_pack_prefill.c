@@ -63,7 +63,8 @@ static int has_ratio(const int32_t *ratios, int32_t n, int32_t ratio)
     return 0;
 }
 
-static void pack_ratio(const di_core *c, const di_step *step, di_ratio_staging *s, int32_t at, di_input_metadata_v41 *out)
+static void pack_ratio(const di_core *c, const di_step *step, di_ratio_staging *s, int32_t at,
+                       di_input_metadata_v41 *out)
 {
     int32_t ratio = c->dim.ratios[at], per_block = c->cfg.block_size / ratio;
     int32_t n_keys = 0, base = 0;

@@ -114,7 +114,8 @@ int di_pack_sampler(di_core *c, uint64_t step, di_sampler_inputs *out)
     if (code) return code;
     code = out ? di_pack_step(c, step, &record) : di_fail(DI_E_ARG, "", "out", "NULL");
     if (!code && !lengths_are_known(c, record))
-        code = di_fail(DI_E_ORDER, "", "step_id", "step %llu has rows whose start is known after the commit of step %llu",
+        code = di_fail(DI_E_ORDER, "", "step_id",
+                       "step %llu has rows whose start is known after the commit of step %llu",
                        (unsigned long long)step, (unsigned long long)(step - 1));
     if (code) return di_core_leave(c, code);
     di_staging *s = di_core_staging(c, step);

@@ -20,7 +20,7 @@ int di_policy_wants_prefill(const di_core *c)
 {
     const di_seq *s = di_queue_head(&c->queue);
     if (!s) return 0;
-    /* A continuation has its blocks already: the watermark must not stop it, nor a prompt that only has to be refused. */
+    /* A continuation has its blocks already: the watermark must not stop it, nor a prompt that will only be refused. */
     if (!is_first_admission(s) || is_too_long(c, s)) return 1;
     if (c->main.held_count > c->cfg.prefill_watermark * di_pool_total(&c->main)) return 0;
     return c->admitted < c->cfg.max_num_seqs && has_resources(c, s, di_policy_reserve(c));
@@ -108,7 +108,8 @@ int di_policy_prefill(di_core *c, di_step *step, di_outputs *o)
         int32_t q = chunk_of(c, s, c->cfg.max_num_batched_tokens - step->t);
         if (q == 0) {
             if (step->n == 0)
-                return di_fail(DI_E_INTERNAL, "", "prefill", "request %llu gets no token of an empty step: len %d, cached %d",
+                return di_fail(DI_E_INTERNAL, "", "prefill",
+                               "request %llu gets no token of an empty step: len %d, cached %d",
                                (unsigned long long)s->uid, s->len, s->cached);
             break;
         }

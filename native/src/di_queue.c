@@ -64,6 +64,7 @@ int di_queue_check(const di_queue *q)
         }
         if (q->tail[level] != before) return di_fail(DI_E_INTERNAL, "", "queue", "tail of level %d is wrong", level);
     }
-    if (n != q->count) return di_fail(DI_E_INTERNAL, "", "queue", "counts %lld, holds %lld", (long long)q->count, (long long)n);
+    if (n != q->count)
+        return di_fail(DI_E_INTERNAL, "", "queue", "counts %lld, holds %lld", (long long)q->count, (long long)n);
     return 0;
 }

@@ -1,4 +1,4 @@
-/* di_probe and di_schedule: choose a pass, keep the step record, publish the contract record (spec/engine.md 2.2, 6.1). */
+/* di_probe and di_schedule: choose a pass, keep the step record, publish the contract record (engine.md 2.2, 6.1). */
 #include <string.h>
 
 #include "di_check.h"

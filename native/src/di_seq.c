@@ -57,7 +57,7 @@ static int32_t min64(int64_t a, int64_t b) { return (int32_t)(a < b ? a : b); }
 int di_seq_create(di_bins *bins, const di_request *r, int32_t max_model_len, int32_t num_draft, int32_t block_size,
                   int32_t num_blocks, int32_t slack_tokens, di_seq **out)
 {
-    /* The last token may lie one past max_model_len (the stop test runs after the append). A longer prompt never runs. */
+    /* The last token may lie one past max_model_len: the stop test follows the append. A longer prompt never runs. */
     int64_t most = r->num_prompt > max_model_len ? r->num_prompt : (int64_t)max_model_len + 1;
     int32_t cap_tokens = min64((int64_t)r->num_prompt + r->max_tokens, most);
     int32_t cap_blocks = min64(((int64_t)cap_tokens + slack_tokens + block_size - 1) / block_size + 1, num_blocks);

@@ -25,7 +25,8 @@ int di_stats(di_core *c, di_stats_out *out)
         .tokens_output = c->count.tokens_output, .holds = c->count.holds, .preemptions = c->count.preemptions,
         .aborts = c->count.aborts, .overrun_rows = c->count.overrun_rows, .overrun_steps = c->count.overrun_steps,
         .stale_rows = c->count.stale_rows, .event_ring_grown = c->events.grown, .last_step = c->launched,
-        .committed = c->committed, .done = c->done, .event_arenas = c->events.n_arenas, .poisoned = atomic_load(&c->poisoned),
+        .committed = c->committed, .done = c->done, .event_arenas = c->events.n_arenas,
+        .poisoned = atomic_load(&c->poisoned),
     };
     memcpy(out->finished, c->count.finished, sizeof out->finished);
     pthread_mutex_lock(&c->clients.lock);
