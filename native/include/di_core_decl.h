@@ -173,7 +173,8 @@ int di_finish(di_core *core, uint64_t uid, int reason, int n_output);
 
 /* Decides nothing and schedules nothing; queued submits and aborts are carried out first, so that they are seen. */
 int di_probe(di_core *core, di_probe_out *out);
-/* Make a step; mode is an enum di_step_mode. step_id 0 with flag EMPTY: nothing was scheduled, nothing to commit.
+/* Make a step; mode is an enum di_step_mode. Flag EMPTY: nothing was scheduled, there is nothing to commit, and
+ * the next step gets the same step_id.
  * Requests that ended since the last call are listed, except by a TRY_PREFILL that finds nothing. */
 int di_schedule(di_core *core, int mode, di_scheduler_outputs *out);
 /* Fill the input record of the newest step; base must be the first member of a di_input_metadata_v41 when

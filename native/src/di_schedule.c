@@ -136,7 +136,7 @@ static void publish(const di_step *step, di_outputs *o, di_scheduler_outputs *ou
     memset(out, 0, sizeof *out);
     out->struct_size = sizeof *out;
     out->chain = DI_HASH_SCHEDULER_OUTPUTS;
-    out->step_id = n ? step->id : 0;
+    out->step_id = step->id;
     out->kind = (uint8_t)step->kind;
     out->flags = (n ? 0u : (uint32_t)DI_STEP_FLAG_EMPTY) | (t.is_identity ? (uint32_t)DI_STEP_FLAG_REMAP_IDENTITY : 0u);
     out->num_reqs = n;
@@ -219,11 +219,11 @@ static int run_pass(di_core *c, int mode, di_scheduler_outputs *out)
         di_outputs used = *o;
         *o = *spare;
         *spare = used;
-        return 0;
+    } else {
+        step->is_open = 1;
+        step->record = *out;
+        c->launched++;
     }
-    step->is_open = 1;
-    step->record = *out;
-    c->launched++;
     return di_check_schedule(c, out);
 }
 

@@ -98,7 +98,8 @@ def test_empty_prefill_mode_resets_the_count_and_schedules_nothing():
     driver.step()
     assert driver.core.probe().point == 0
     o = driver.core.schedule(StepMode.EMPTY_PREFILL)
-    assert (o.num_reqs, o.step_id, o.flags, o.kind) == (0, 0, StepFlags.EMPTY, StepKind.PREFILL)
+    assert (o.num_reqs, o.step_id, o.flags, o.kind) == (0, 3, StepFlags.EMPTY, StepKind.PREFILL)
+    o.validate(driver.core.limits, 2)
     assert driver.core.probe().point == 2
 
 

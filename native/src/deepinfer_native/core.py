@@ -176,7 +176,7 @@ class Core:
         )
 
     def schedule(self, mode: StepMode) -> SchedulerOutputs:
-        """Make one step. With flag EMPTY nothing was scheduled: it is not a step and needs no commit.
+        """Make one step. With flag EMPTY nothing was scheduled: it is no step, and the next one gets its ``step_id``.
 
         Raises OrderError when ``depth`` steps are in flight, or ``step_done`` lags behind.
         """
