@@ -13,7 +13,7 @@ from deepinfer_cpu import rounding
 
 F32 = npt.NDArray[np.float32]
 
-FEW_VALUES = 1024
+FEW_VALUES = 8192
 """Up to this many values NumPy is faster; above, torch."""
 
 _EXPONENT, _MANTISSA = np.array(0x7F800000, dtype=np.int32), np.array(0x007FFFFF, dtype=np.int32)
@@ -22,9 +22,22 @@ _RANGE = {
     "e4m3": (np.array(rounding.AMAX_FLOOR_E4M3, dtype=np.float32), np.array(rounding.E4M3_MAX, dtype=np.float32)),
     "e2m1": (np.array(rounding.AMAX_FLOOR_E2M1, dtype=np.float32), np.array(rounding.E2M1_MAX, dtype=np.float32)),
 }
-_STEP = {
-    "e4m3": (np.array(2.0**-6, dtype=np.float32), np.array(1.5 * 2.0**20, dtype=np.float32)),
-    "e2m1": (np.array(1.0, dtype=np.float32), np.array(1.5 * 2.0**22, dtype=np.float32)),
+# By element format: what to add so that the exponent of amax becomes that of (scale * 2^k), k for that format; exponent
+# bits from there to the smallest normal value's step; the factor that makes a power of two a rounding step.
+_SIGNLESS = np.array(0x7FFFFFFF, dtype=np.int32)
+_GRID = {
+    # 448 = 1.75 * 2^8: above it the next power of two. Smallest normal 2^-6, so 2^-14 from scale * 2^8.
+    "e4m3": (
+        np.array(0x1FFFFF, dtype=np.int32),
+        np.array(14 << 23, dtype=np.int32),
+        np.array(1.5 * 2.0**20, dtype=np.float32),
+    ),
+    # 6 = 1.5 * 2^2. Smallest normal 1, so 2^-2 from scale * 2^2.
+    "e2m1": (
+        np.array(0x3FFFFF, dtype=np.int32),
+        np.array(2 << 23, dtype=np.int32),
+        np.array(1.5 * 2.0**22, dtype=np.float32),
+    ),
 }
 
 
@@ -41,14 +54,25 @@ def scale_groups(groups: F32, fmt: str) -> tuple[F32, F32]:
         return groups / scale, scale
 
 
-def round_scaled(scaled: F32, scale: F32, fmt: str) -> F32:
-    """``scaled`` rounded as ``rounding.round_e4m3`` or ``round_e2m1`` do, times ``scale``."""
-    smallest, factor = _STEP[fmt]
-    step = (scaled.view(np.int32) & _EXPONENT).view(np.float32)
-    np.maximum(step, smallest, out=step)
-    with np.errstate(invalid="ignore", over="ignore"):
-        step *= factor
-        rounded: F32 = scaled + step
-        rounded -= step
-        rounded *= scale
-    return rounded
+def round_groups(x: F32, fmt: str, group: int) -> F32:
+    """``x`` ``[..., K]`` quantised in groups with power-of-two scales and dequantised, without making either.
+
+    Rounding on the grid of a scale is rounding to a step that follows the exponent of each value, and not below that of
+    the scale; amax becomes the scale by its bits. The same bits as ``rounded(x / scale) * scale``.
+    """
+    above, down, factor = _GRID[fmt]
+    rows = x.reshape(-1, group)
+    bits = rows.view(np.int32)
+    least = np.maximum.reduce(bits & _SIGNLESS, 1, keepdims=True)
+    np.maximum(least, _RANGE[fmt][0].view(np.int32), out=least)
+    least += above
+    least &= _EXPONENT
+    least -= down
+    step = bits & _EXPONENT
+    np.maximum(step, least, out=step)
+    steps: F32 = step.view(np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):  # a NaN makes NaN of its group, and nothing to say about it here
+        steps *= factor
+        rounded: F32 = rows + steps
+        rounded -= steps
+    return rounded.reshape(x.shape)

@@ -31,8 +31,9 @@ class QuantTensor:
     fmt: str
     group: int
     sf_kind: str
-    _parts: tuple[Tensor, Tensor]
-    """(values over their scales, scales), as ``quant.scale_groups`` makes them; once encoded, (data, sf)."""
+    _parts: tuple[Tensor, Tensor] | Callable[[], tuple[Tensor, Tensor]]
+    """(values over their scales, scales), as ``quant.scale_groups`` makes them, or what makes them; once encoded,
+    (data, sf)."""
     _encoded: bool = False
     sf_layout: str = "row"
 
@@ -51,12 +52,13 @@ class QuantTensor:
         return self._codes()[1]
 
     def _codes(self) -> tuple[Tensor, Tensor]:
+        parts = self._parts() if callable(self._parts) else self._parts
         if not self._encoded:
-            scaled, scale = self._parts
+            scaled, scale = parts
             data = ENCODE_DATA[self.fmt](scaled.reshape(self.values.shape))
-            self._parts = (data, encode_scale(scale.squeeze(-1), self.sf_kind))
+            self._parts = parts = (data, encode_scale(scale.squeeze(-1), self.sf_kind))
             self._encoded = True
-        return self._parts
+        return parts
 
     @classmethod
     def of_codes(cls, data: Tensor, sf: Tensor, *, fmt: str, group: int, sf_kind: str) -> QuantTensor:

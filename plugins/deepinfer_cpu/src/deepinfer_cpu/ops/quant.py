@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 import torch
@@ -52,10 +53,11 @@ def cast_per_token(
 
 
 def _cast_few(x: Tensor, fmt: str, group: int) -> QuantTensor:
-    xf = x if x.dtype == torch.float32 else x.float()
-    scaled, scale = few_rows.scale_groups(xf.numpy().reshape(*x.shape[:-1], x.shape[-1] // group, group), fmt)
-    parts = (torch.from_numpy(scaled), torch.from_numpy(scale))
-    values = torch.from_numpy(few_rows.round_scaled(scaled, scale, fmt).reshape(x.shape))
+    xf = x.float()
+    values = torch.from_numpy(few_rows.round_groups(xf.numpy(), fmt, group))
+    make_parts = partial(scale_groups, xf, fmt, group, "ue8m0")
+    # Codes are made when somebody asks, but never from an x that the caller may have changed by then.
+    parts = make_parts() if xf is x else make_parts
     return QuantTensor(values=values, fmt=fmt, group=group, sf_kind="ue8m0", parts=parts)
 
 
