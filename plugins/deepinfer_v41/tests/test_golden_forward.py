@@ -13,7 +13,7 @@ import torch
 from dense_reference import DenseReference
 from torch import Tensor
 from v41_models import SHIPPED, golden, manifest, recorded, shipped_higher_ties
-from v41_tracing import block_mask, trace_roots, visible
+from v41_tracing import Root, block_mask, trace_roots, visible
 
 PROMPTS = {p["id"]: p for p in manifest()["prompts"]}
 FP32 = ["plain", "kvq"]
@@ -64,6 +64,19 @@ def test_engram_rows_are_golden(prompt):
     assert torch.equal(forward("plain", prompt)["hashes"], golden()[f"{prompt}.hashes"].long())
 
 
+@functools.cache
+def roots(prompt: str) -> list[Root]:
+    """Where the model parts from the oracle, which equals the golden values but for the named rows."""
+    driver, recorder = recorded("kvq")
+    oracle = DenseReference(SHIPPED, ties="higher", token_map=manifest()["engram"]["token_map"])
+    return trace_roots(driver, recorder, oracle, PROMPTS[prompt]["ids"])
+
+
+def behind_a_close_call(prompt: str, layer: int, row: int) -> bool:
+    """A flipped cache code moves later scores by any amount: such rows are not compared, those before it are."""
+    return any(r.explained and r.layer <= layer and r.position <= row for r in roots(prompt))
+
+
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("variant", FP32)
 def test_selections_are_golden_where_the_margin_is_not_tiny(variant, prompt):
@@ -74,7 +87,10 @@ def test_selections_are_golden_where_the_margin_is_not_tiny(variant, prompt):
         want = torch.nn.functional.pad(want, (0, mine.shape[1] - want.shape[1]), value=-1)
         margin = golden().get(f"{variant}.{prompt}.topk_margin.{layer}", torch.full((len(mine),), float("inf")))
         rows = set(((mine != want).any(-1) & (margin > 1e-4)).nonzero().flatten().tolist())
-        assert rows <= NAMED.get((prompt, layer), set()) if variant == "kvq" else not rows
+        if variant == "kvq":
+            rows -= NAMED.get((prompt, layer), set())
+            rows = {p for p in rows if not behind_a_close_call(prompt, layer, p)}
+        assert not rows
 
 
 @pytest.mark.parametrize("prompt", [p for p in PROMPTS if PROMPTS[p]["length"] <= 200])
@@ -84,13 +100,20 @@ def test_candidates_are_golden_where_the_margin_is_not_tiny(variant, prompt):
     seen = visible(len(want), 1)
     mine = block_mask(forward(variant, prompt)["candidates.4"], 4, want.shape[1])
     differs = ((mine & seen) != (want & seen)).any(-1)
-    assert not (differs & (golden()[f"{variant}.{prompt}.candidate_margin.4"] > 1e-4)).any()
+    rows = (differs & (golden()[f"{variant}.{prompt}.candidate_margin.4"] > 1e-4)).nonzero().flatten().tolist()
+    if variant == "kvq":
+        rows = [p for p in rows if not behind_a_close_call(prompt, 4, p)]
+    assert not rows
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("variant", FP32)
 def test_experts_are_golden(variant, prompt):
-    assert torch.equal(forward(variant, prompt)["experts"], golden()[f"{variant}.{prompt}.experts"].long())
+    got, want = forward(variant, prompt)["experts"], golden()[f"{variant}.{prompt}.experts"].long()
+    places = (got != want).any(-1).nonzero().tolist()
+    if variant == "kvq":
+        places = [(layer, row) for layer, row in places if not behind_a_close_call(prompt, layer, row)]
+    assert not places
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
@@ -106,8 +129,8 @@ def test_differences_from_the_oracle_are_close_calls(prompt, ties):
     """Every place where model and oracle part is a score margin or a cache value next to a rounding midpoint."""
     driver, recorder = recorded("kvq", ties)
     oracle = DenseReference(SHIPPED, ties=ties, token_map=manifest()["engram"]["token_map"])
-    roots = trace_roots(driver, recorder, oracle, PROMPTS[prompt]["ids"])
-    assert all(root.explained for root in roots), "\n".join(map(str, roots))
+    found = trace_roots(driver, recorder, oracle, PROMPTS[prompt]["ids"])
+    assert all(root.explained for root in found), "\n".join(map(str, found))
 
 
 def test_lower_ties_part_from_golden_at_the_tied_rows_first():
