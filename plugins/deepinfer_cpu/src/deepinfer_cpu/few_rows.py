@@ -24,6 +24,7 @@ _RANGE = {
 }
 # By element format: what to add so that the exponent of amax becomes that of (scale * 2^k), k for that format; exponent
 # bits from there to the smallest normal value's step; the factor that makes a power of two a rounding step.
+_LARGE = np.array(2.0**100, dtype=np.float32).view(np.int32)
 _SIGNLESS = np.array(0x7FFFFFFF, dtype=np.int32)
 _GRID = {
     # 448 = 1.75 * 2^8: above it the next power of two. Smallest normal 2^-6, so 2^-14 from scale * 2^8.
@@ -54,25 +55,27 @@ def scale_groups(groups: F32, fmt: str) -> tuple[F32, F32]:
         return groups / scale, scale
 
 
-def round_groups(x: F32, fmt: str, group: int) -> F32:
+def round_groups(x: F32, fmt: str, group: int) -> F32 | None:
     """``x`` ``[..., K]`` quantised in groups with power-of-two scales and dequantised, without making either.
 
     Rounding on the grid of a scale is rounding to a step that follows the exponent of each value, and not below that of
-    the scale; amax becomes the scale by its bits. The same bits as ``rounded(x / scale) * scale``.
+    the scale; amax becomes the scale by its bits. The same bits as ``rounded(x / scale) * scale``. None when a value
+    is not finite, or so large that a step would overflow.
     """
     above, down, factor = _GRID[fmt]
     rows = x.reshape(-1, group)
     bits = rows.view(np.int32)
     least = np.maximum.reduce(bits & _SIGNLESS, 1, keepdims=True)
     np.maximum(least, _RANGE[fmt][0].view(np.int32), out=least)
+    if least.max(initial=0) > _LARGE:
+        return None
     least += above
     least &= _EXPONENT
     least -= down
     step = bits & _EXPONENT
     np.maximum(step, least, out=step)
     steps: F32 = step.view(np.float32)
-    with np.errstate(invalid="ignore", over="ignore"):  # a NaN makes NaN of its group, and nothing to say about it here
-        steps *= factor
-        rounded: F32 = rows + steps
-        rounded -= steps
+    steps *= factor
+    rounded: F32 = rows + steps
+    rounded -= steps
     return rounded.reshape(x.shape)

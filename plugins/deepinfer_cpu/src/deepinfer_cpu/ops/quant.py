@@ -42,23 +42,25 @@ def cast_per_token(
 
     :raises ShapeContractError: K is not a multiple of ``group``, or the pair (``fmt``, ``sf``) does not exist.
     """
-    if sf == "ue8m0" and x.numel() <= few_rows.FEW_VALUES and x.shape[-1] % group == 0:
-        result = _cast_few(x, fmt, group)
-        return result if out is None else _fill(out, result)
-    scaled, scale = scale_groups(x, fmt, group, sf)
-    rounded = rounding.round_e4m3(scaled) if fmt == "e4m3" else rounding.round_e2m1(scaled)
-    values = rounded.mul_(scale).view(x.shape)
-    result = QuantTensor(values=values, fmt=fmt, group=group, sf_kind=sf, parts=(scaled, scale))
+    few = sf == "ue8m0" and x.numel() <= few_rows.FEW_VALUES and x.shape[-1] % group == 0
+    result = _cast_few(x, fmt, group) if few else None
+    if result is None:
+        scaled, scale = scale_groups(x, fmt, group, sf)
+        rounded = rounding.round_e4m3(scaled) if fmt == "e4m3" else rounding.round_e2m1(scaled)
+        values = rounded.mul_(scale).view(x.shape)
+        result = QuantTensor(values=values, fmt=fmt, group=group, sf_kind=sf, parts=(scaled, scale))
     return result if out is None else _fill(out, result)
 
 
-def _cast_few(x: Tensor, fmt: str, group: int) -> QuantTensor:
+def _cast_few(x: Tensor, fmt: str, group: int) -> QuantTensor | None:
     xf = x.float()
-    values = torch.from_numpy(few_rows.round_groups(xf.numpy(), fmt, group))
+    values = few_rows.round_groups(xf.numpy(), fmt, group)
+    if values is None:
+        return None
     make_parts = partial(scale_groups, xf, fmt, group, "ue8m0")
     # Codes are made when somebody asks, but never from an x that the caller may have changed by then.
     parts = make_parts() if xf is x else make_parts
-    return QuantTensor(values=values, fmt=fmt, group=group, sf_kind="ue8m0", parts=parts)
+    return QuantTensor(values=torch.from_numpy(values), fmt=fmt, group=group, sf_kind="ue8m0", parts=parts)
 
 
 def _fill(out: QuantTensor, result: QuantTensor) -> QuantTensor:
