@@ -16,7 +16,8 @@ sys.path.insert(0, str(HERE))  # the generator is not installed
 
 from generator import history  # noqa: E402
 from generator.outputs import render  # noqa: E402
-from generator.schema import SchemaError, load  # noqa: E402
+from generator.reader import load  # noqa: E402
+from generator.schema import SchemaError  # noqa: E402
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from attrs import define, field
 
-from generator.resolve import Expr
+from generator.expr import Expr
 from generator.schema import DTYPES, Contract, Field, SchemaError
 
 _INFIX = {"<": "<", "<=": "<=", "==": "==", "!=": "!=", ">=": ">=", ">": ">", "and": "&&", "or": "||", "&": "&"}

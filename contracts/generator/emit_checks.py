@@ -5,7 +5,10 @@ from __future__ import annotations
 from generator.c_loops import Loop, Scratch, c_type, dim_name
 from generator.c_prelude import PRELUDE
 from generator.emit_c import BANNER
-from generator.resolve import Expr, Rule, Scope, presence_of, rules_of
+from generator.expr import Expr
+from generator.presence import presence_of
+from generator.resolve import Scope
+from generator.rules import Rule, rules_of
 from generator.schema import Contract, Field, Schema
 
 

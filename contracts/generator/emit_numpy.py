@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from generator.emit_c import BANNER
-from generator.resolve import Expr, Rule, Scope, presence_of, rules_of
+from generator.expr import Expr
+from generator.presence import presence_of
+from generator.resolve import Scope
+from generator.rules import Rule, rules_of
 from generator.schema import Contract, Field, Schema
 
 METHODS = {

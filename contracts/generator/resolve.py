@@ -1,72 +1,13 @@
-"""Names and types: turns a syntax tree into typed expressions that the numpy and C emitters share.
-
-A value is a scalar or a vector, and bool, int or float. A vector is *random* (any element can be computed alone) or
-*sequential* (`cumsum`, `repeat`, `ramp`: elements come in order); `diff`, `shift`, `gather`, slices and `unique` need a
-random one.
-"""
+"""Names and types: turns a syntax tree into typed expressions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from attrs import evolve, frozen
+from attrs import evolve
 
 from generator import lang
+from generator.expr import COMPARE, FORMS, LOGIC, Expr
 from generator.schema import Contract, Field, Schema, SchemaError
 
-
-@frozen
-class Expr:
-    """``op`` names what it is; ``args`` are operands; ``ref``/``number`` say which field, limit or constant."""
-
-    op: str
-    kind: str = "int"  # bool, int, float
-    vector: bool = False
-    random: bool = True
-    args: tuple[Expr, ...] = ()
-    name: str = ""
-    owner: str = ""  # "" or "step"
-    column: int = -1
-    number: int | float = 0
-    low: int = 0
-    high: int = 0  # elements cut from the end
-
-    def walk(self) -> Iterator[Expr]:
-        yield self
-        for a in self.args:
-            yield from a.walk()
-
-
-@frozen
-class Rule:
-    """A check ready to emit: ``form`` is all, true, unique, injective or disjoint."""
-
-    field: Field
-    text: str
-    full: bool
-    form: str
-    guards: tuple[Expr, ...]
-    body: tuple[Expr, ...]
-    witness: Expr
-
-    @property
-    def exprs(self) -> Iterator[Expr]:
-        for e in (*self.guards, *self.body):
-            yield from e.walk()
-
-    @property
-    def arrays(self) -> list[tuple[str, str]]:
-        """(owner, field) of every array read, in order of first use."""
-        return list(dict.fromkeys((e.owner, e.name) for e in self.exprs if e.op == "field"))
-
-    @property
-    def only_scalars(self) -> bool:
-        return not any(e.op in ("field", "dim") for e in self.exprs)
-
-
-_ARITHMETIC = ("+", "-", "*", "//", "%", "&")
-_COMPARE = lang.COMPARISONS
-_LOGIC = ("and", "or", "implies")
 _FUNCTIONS = {
     "sum": 1,
     "min": 1,
@@ -91,7 +32,6 @@ _FUNCTIONS = {
     "finite": 1,
     "present": 1,
 }
-FORMS = ("all", "unique", "injective", "disjoint")
 
 
 class Scope:
@@ -205,11 +145,11 @@ class Scope:
     def _binary(self, node: lang.Binary) -> Expr:
         a, b = self.resolve(node.a), self.resolve(node.b)
         vector, random = a.vector or b.vector, a.random and b.random
-        if node.op in _LOGIC:
+        if node.op in LOGIC:
             self._want(node, a, "bool")
             self._want(node, b, "bool")
             return Expr(node.op, "bool", vector, random, (a, b))
-        if node.op in _COMPARE:
+        if node.op in COMPARE:
             if (a.kind == "bool") != (b.kind == "bool"):
                 raise self.error(node, f"cannot compare {a.kind} with {b.kind}")
             return Expr(node.op, "bool", vector, random, (a, b))
@@ -327,101 +267,3 @@ class Scope:
         for a in args:
             self._need_vector(node, a)
         return Expr(name, args[0].kind, True, False, args)  # cumsum, repeat, ramp
-
-    # --- rules -------------------------------------------------------------------------------------------------
-
-    def rule(self, field: Field, text: str, full: bool) -> Rule:
-        e = self.expression(text)
-        guards: list[Expr] = []
-        while e.op == "implies" and not e.args[0].vector and (e.args[1].op in FORMS or not e.vector):
-            guards.append(e.args[0])
-            e = e.args[1]
-        form, body = (e.op, e.args) if e.op in FORMS else ("true", (e,))
-        top = lang.Num(0, 0)
-        if form == "true" and (e.vector or e.kind != "bool"):
-            raise self.error(top, f"a check is a condition; this is a {'vector' if e.vector else e.kind}")
-        for part in body:
-            for x in part.walk():
-                if x.op in FORMS:
-                    raise self.error(top, f"{x.op}(...) must be the whole check, or the right side of implies")
-        witness = _witness(body[0], field.name) if form in ("all", "true") else body[0]
-        return Rule(field, text, full, form, tuple(guards), body, witness)
-
-
-def _elementwise(e: Expr) -> Iterator[Expr]:
-    """Parts that stand at the same index as the whole."""
-    yield e
-    if e.op in (*_ARITHMETIC, *_COMPARE, *_LOGIC, "not", "neg", "where", "minimum", "maximum", "finite"):
-        for a in e.args:
-            yield from _elementwise(a)
-
-
-def _witness(body: Expr, own: str) -> Expr:
-    """The value shown in a violation: the field itself, else the left side of the last comparison."""
-    parts = list(_elementwise(body))
-    for e in parts:
-        if e.op in ("field", "scalar") and e.name == own and not e.owner:
-            return e
-    comparisons = [e for e in parts if e.op in _COMPARE]
-    return comparisons[-1].args[0] if comparisons else body
-
-
-def rules_of(schema: Schema, contract: Contract) -> list[Rule]:
-    """Every check of a contract in order, its base's first; enum membership comes first for each field."""
-    out: list[Rule] = []
-    for f in contract.all_fields:
-        scope = Scope(schema, contract, f)
-        texts = [(_enum_check(schema, f), False)] if f.enum else []
-        for text, full in [*texts, *((c.text, c.full) for c in f.checks)]:
-            out.append(scope.rule(f, text, full))
-    return out
-
-
-def _enum_check(schema: Schema, f: Field) -> str:
-    values = schema.enums[f.enum].values.values()
-    subject = f"{f.name}[{'r' if f.per == 'ratio' else 'j'}]" if f.per else f.name
-    if schema.enums[f.enum].flags:
-        known = 0
-        for v in values:
-            known |= v
-        text = f"({subject} & {known}) == {subject}"
-    else:
-        if sorted(values) != list(range(min(values), max(values) + 1)):
-            raise SchemaError(f"enums.toml: {f.enum}: values of an enum that a field uses must have no gap")
-        text = (
-            f"{subject} <= {max(values)}" if f.dtype.startswith("u") else f"{min(values)} <= {subject} <= {max(values)}"
-        )
-    return f"all({text})" if f.is_array else text
-
-
-@frozen
-class Alternative:
-    """One way for a field to be present: in a phase ("" = both), under capabilities, perhaps optional."""
-
-    phase: str
-    caps: tuple[str, ...]
-    optional: bool
-
-
-def presence_of(schema: Schema, contract: Contract, f: Field) -> list[Alternative]:
-    out = []
-    for part in f.presence.split(" or "):
-        phase, caps, optional = "", [], False
-        for token in (t.strip() for t in part.split(",")):
-            if token in ("prefill", "decode"):
-                phase = token
-            elif token == "optional":
-                optional = True
-            elif token.startswith("cap:") and token[4:] in schema.presence:
-                caps.append(token[4:])
-            elif token != "always":
-                raise SchemaError(
-                    f"{contract.file}.toml: {f.name}: presence {token!r}; known: always, prefill, decode, optional, "
-                    + ", ".join(f"cap:{c}" for c in schema.presence)
-                )
-        if phase and not contract.phase_rule:
-            raise SchemaError(
-                f"{contract.file}.toml: {f.name}: presence by phase, but the contract has no prefill_when"
-            )
-        out.append(Alternative(phase, tuple(caps), optional))
-    return out

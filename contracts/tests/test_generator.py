@@ -12,7 +12,8 @@ import generate
 import pytest
 from generator import history, lang
 from generator.outputs import render
-from generator.schema import SchemaError, load
+from generator.reader import load
+from generator.schema import SchemaError
 
 CONTRACTS = Path(generate.HERE)
 
