@@ -21,7 +21,7 @@ FORMS = ("all", "unique", "injective", "disjoint")
 
 @frozen
 class Expr:
-    """``op`` names what it is; ``args`` are operands; ``ref``/``number`` say which field, limit or constant."""
+    """``op`` names what it is, ``args`` are operands; ``name`` and ``number`` say which field, limit or constant."""
 
     op: str
     kind: str = "int"  # bool, int, float

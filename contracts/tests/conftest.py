@@ -20,14 +20,14 @@ from c_library import CLibrary  # noqa: E402
 
 @pytest.fixture(scope="session")
 def c_checks(tmp_path_factory: pytest.TempPathFactory) -> CLibrary:
-    """The C validators, compiled as native does but without its core."""
+    """The C validators without the core, unoptimised: compiling them costs more than running them here."""
     pytest.importorskip("cffi", reason="cffi loads the compiled validators; pip install cffi")
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler on PATH; install gcc to compare the C validators with the Python ones")
     native = CONTRACTS.parent / "native"
     out = tmp_path_factory.mktemp("checks") / "di_checks.so"
-    command = [compiler, "-std=c11", "-O1", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-shared", "-fPIC"]
+    command = [compiler, "-std=c11", "-O0", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-shared", "-fPIC"]
     command += [f"-I{native / 'include'}", str(native / "src" / "di_checks.c"), "-o", str(out), "-lm"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -63,11 +64,11 @@ def _forms(array: np.ndarray[Any, Any]) -> Iterator[tuple[str, Any]]:
             yield "column order", np.asfortranarray(array)
 
 
-def field_corruptions(make: Callable[[], Any], field: str) -> Iterator[tuple[str, Any]]:
-    """(label, record) with exactly one field damaged."""
-    dtype = dict(CONTRACTS[make().CONTRACT].fields)[field]
+def field_corruptions(valid: Any, field: str) -> Iterator[tuple[str, Any]]:
+    """(label, record) with exactly one field damaged; the other fields are those of ``valid``, not copies."""
+    dtype = dict(CONTRACTS[valid.CONTRACT].fields)[field]
     least, most = -1 if dtype[0] in "if" else 0, 255 if dtype.startswith("u8") else 1 << 30
-    for n, (label, value, _) in enumerate(list(_slots(make(), field))):
+    for n, (label, value, _) in enumerate(list(_slots(valid, field))):
         if value is None or isinstance(value, np.ndarray):
             changed: Iterator[tuple[str, Any]] = iter(())
             if value is not None:
@@ -76,13 +77,13 @@ def field_corruptions(make: Callable[[], Any], field: str) -> Iterator[tuple[str
             near = [value - 1, value + 1, value + 1000, -1, 0, 1, 2, 3] if isinstance(value, (int, float)) else []
             changed = iter([(f"= {v}", v) for v in near if least <= v <= most])
         for what, new in changed:
-            record = make()
+            record = copy.copy(valid)
             list(_slots(record, field))[n][2](new)
             yield f"{label} {what}", record
 
 
-def corruptions(make: Callable[[], Any]) -> Iterator[tuple[str, str, Any]]:
+def corruptions(valid: Any) -> Iterator[tuple[str, str, Any]]:
     """(field, label, record) over all fields of a record."""
-    for field, _ in CONTRACTS[make().CONTRACT].fields[2:]:
-        for label, record in field_corruptions(make, field):
+    for field, _ in CONTRACTS[valid.CONTRACT].fields[2:]:
+        for label, record in field_corruptions(valid, field):
             yield field, label, record

@@ -72,6 +72,13 @@ def test_array_of_the_other_phase_is_a_presence_violation() -> None:
         r.validate(limits())
 
 
+def test_array_of_the_other_byte_order_is_a_dtype_violation() -> None:
+    r = record("decode", "InputMetadataV41")
+    r.positions = r.positions.astype(r.positions.dtype.newbyteorder())
+    with pytest.raises(ContractViolation, match="positions violates 'dtype i32'"):
+        r.validate(limits())
+
+
 def test_level_off_accepts_anything_and_boundary_skips_uniqueness() -> None:
     r = record("decode", "SchedulerOutputs")
     r.seq_uid[1] = r.seq_uid[0]

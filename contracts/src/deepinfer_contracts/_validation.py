@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from deepinfer_contracts._records import Limits, SchedulerOutputs
 
 
+_NUMPY = {dtype: np.dtype(name) for dtype, (name, _) in DTYPES.items()}  # of this machine's byte order
+
+
 class ContractViolation(ValueError):
     """A record breaks its contract.
 
@@ -154,10 +157,13 @@ class _Run:
             return
         if not allowed:
             raise self._fail(f.name, f.per, f"presence {f.presence_text}", value="present")
-        want = DTYPES[f.dtype][0]
-        got = array.dtype.name if isinstance(array, np.ndarray) else str(getattr(array, "dtype", "")).split(".")[-1]
-        if got != want:
-            raise self._fail(f.name, f.per, f"dtype {f.dtype}", value=got)
+        if isinstance(array, np.ndarray):
+            if array.dtype != _NUMPY[f.dtype]:
+                raise self._fail(f.name, f.per, f"dtype {f.dtype}", value=str(array.dtype))
+        else:  # an array of another library, as torch.int32
+            got = str(getattr(array, "dtype", "")).split(".")[-1]
+            if got != DTYPES[f.dtype][0]:
+                raise self._fail(f.name, f.per, f"dtype {f.dtype}", value=got)
         if len(array.shape) != len(f.shape or ()):
             raise self._fail(f.name, f.per, f"shape {f.count}", value=tuple(array.shape))
         if isinstance(array, np.ndarray) and not array.flags.c_contiguous:

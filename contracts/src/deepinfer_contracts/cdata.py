@@ -17,7 +17,7 @@ from deepinfer_contracts._enums import DType, Space, ViewFlags
 from deepinfer_contracts._record import Record
 from deepinfer_contracts._records import Limits
 
-_CODES = {DTYPES[d.name.lower()][0]: int(d) for d in DType}
+_CODES = {np.dtype(DTYPES[d.name.lower()][0]): int(d) for d in DType}
 
 
 def fill_view(ffi: Any, view: Any, array: np.ndarray[Any, Any] | None, keep: list[object]) -> None:
@@ -28,7 +28,7 @@ def fill_view(ffi: Any, view: Any, array: np.ndarray[Any, Any] | None, keep: lis
     keep.append(array)
     view.flags = int(ViewFlags.PRESENT)
     view.space = int(Space.HOST)
-    view.dtype = _CODES[array.dtype.name]
+    view.dtype = _CODES[array.dtype]
     view.ndim = array.ndim
     view.data = ffi.cast("void *", array.ctypes.data)
     for d in range(array.ndim):
