@@ -5,8 +5,12 @@
 #include "di_pack.h"
 #include "di_view.h"
 
-/* First position that the row's step feeds. Exact: with drafts in flight it is known after the commit before. */
-static int32_t start_of(const di_row *r) { return r->remap >= 0 ? r->seq->cached : r->start; }
+/* First position that the row's step feeds. Exact: with drafts in flight it is known after the commit before, without
+ * drafts every step in flight adds one token and the bound is the position. */
+static int32_t start_of(const di_core *c, const di_row *r)
+{
+    return r->remap >= 0 && c->cfg.num_draft > 0 ? r->seq->cached : r->start;
+}
 
 static int lengths_are_known(const di_core *c, const di_step *step)
 {
@@ -62,7 +66,7 @@ static lists pack_rows(const di_core *c, const di_step *step, di_staging *s)
     for (int32_t i = 0; i < step->n; i++) {
         const di_row *r = &step->rows[i];
         /* Prefill samples after the last row of the chunk. A request that ended meanwhile keeps harmless values. */
-        int32_t start = is_prefill ? r->start + r->q - 1 : is_same_life(r) ? start_of(r) : r->start;
+        int32_t start = is_prefill ? r->start + r->q - 1 : is_same_life(r) ? start_of(c, r) : r->start;
         int32_t first = is_prefill ? i : r->first, n = is_prefill ? 1 : r->q;
         pack_parameters(r->seq, i, s);
         s->sample_pos[i] = start + 1;
