@@ -90,6 +90,8 @@ static int check_relations(const di_config *k, di_derived *d)
     if (!k->chunked_prefill && k->max_num_batched_tokens < k->max_model_len)
         return outside_at("max_num_batched_tokens", k->max_num_batched_tokens,
                           ">= max_model_len without chunked_prefill", k->max_model_len);
+    if (!k->chunked_prefill && d->max_chunk < d->prompt_limit)
+        return outside_at("max_chunk", d->max_chunk, ">= max_model_len without chunked_prefill", d->prompt_limit);
     if (d->max_chunk < k->min_chunk) return outside_at("max_chunk", d->max_chunk, ">= min_chunk", k->min_chunk);
     if (d->max_chunk > k->max_num_batched_tokens)
         return outside_at("max_chunk", d->max_chunk, "<= max_num_batched_tokens", k->max_num_batched_tokens);

@@ -62,7 +62,7 @@ def _check_choices(c: CoreConfig) -> None:
         value = getattr(c, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0 or value == 1 or value >= MAX_INT:
             raise _outside(name, value, "0, or >= 2 (slot 0 is the null slot)")
-    if not 0 < c.prefill_watermark <= 1:
+    if not isinstance(c.prefill_watermark, (int, float)) or not 0 < c.prefill_watermark <= 1:
         raise _outside("prefill_watermark", c.prefill_watermark, "(0, 1]")
     if c.engine_type != EngineType.NORMAL:
         raise _outside("engine_type", c.engine_type, "0 (NORMAL); this release has no other engine type")
@@ -98,6 +98,8 @@ def _check_relations(c: CoreConfig) -> None:
             "max_num_batched_tokens", tokens, f">= max_model_len without chunked_prefill = {c.max_model_len}"
         )
     max_chunk = c.max_chunk or tokens
+    if not c.chunked_prefill and max_chunk < c.prompt_limit:
+        raise _outside("max_chunk", max_chunk, f">= max_model_len without chunked_prefill = {c.prompt_limit}")
     if max_chunk < c.min_chunk:
         raise _outside("max_chunk", max_chunk, f">= min_chunk = {c.min_chunk}")
     if max_chunk > tokens:
