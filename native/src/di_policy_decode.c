@@ -7,7 +7,8 @@ int32_t di_policy_reserve(const di_core *c)
     for (int32_t i = 0; i < c->n_running; i++) {
         const di_seq *s = c->running[i];
         if (!s) continue;
-        int64_t used = (int64_t)s->cached + (int64_t)s->inflight * c->dim.q;
+        /* A prompt whose last chunk is in flight fills its blocks up to its length. */
+        int64_t used = s->awaits_first ? s->len : (int64_t)s->cached + (int64_t)s->inflight * c->dim.q;
         n += (int64_t)s->n_blocks * c->cfg.block_size - used < 2 * c->dim.q;
     }
     return n;

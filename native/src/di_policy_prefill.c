@@ -16,14 +16,18 @@ static int has_resources(const di_core *c, const di_seq *s, int32_t reserve)
     return blocks <= di_pool_free(&c->main) && has_slot(&c->swa) && has_slot(&c->state);
 }
 
+static int is_above_watermark(const di_core *c)
+{
+    return c->main.held_count > c->cfg.prefill_watermark * di_pool_total(&c->main);
+}
+
 int di_policy_wants_prefill(const di_core *c)
 {
     const di_seq *s = di_queue_head(&c->queue);
     if (!s) return 0;
     /* A continuation has its blocks already: the watermark must not stop it, nor a prompt that will only be refused. */
     if (!is_first_admission(s) || is_too_long(c, s)) return 1;
-    if (c->main.held_count > c->cfg.prefill_watermark * di_pool_total(&c->main)) return 0;
-    return c->admitted < c->cfg.max_num_seqs && has_resources(c, s, di_policy_reserve(c));
+    return !is_above_watermark(c) && c->admitted < c->cfg.max_num_seqs && has_resources(c, s, di_policy_reserve(c));
 }
 
 int di_policy_drop_too_long(di_core *c)
@@ -92,6 +96,8 @@ static int start_running(di_core *c, di_seq *s)
 int di_policy_prefill(di_core *c, di_step *step, di_outputs *o)
 {
     int32_t reserve = di_policy_reserve(c);
+    /* Of the step's start: what this step admits does not count against it (2.2). */
+    int may_admit = !is_above_watermark(c);
     int64_t sum_k = 0;
     di_seq *next = NULL;
     for (di_seq *s = di_queue_head(&c->queue); s && step->n < c->cfg.max_num_seqs; s = next) {
@@ -103,7 +109,7 @@ int di_policy_prefill(di_core *c, di_step *step, di_outputs *o)
             if (code) return code;
             continue;
         }
-        if (is_first && c->admitted >= c->cfg.max_num_seqs) break;
+        if (is_first && (!may_admit || c->admitted >= c->cfg.max_num_seqs)) break;
         if (sum_k + s->len > c->dim.prefill_sum_k_limit) break;
         int32_t q = chunk_of(c, s, c->cfg.max_num_batched_tokens - step->t);
         if (q == 0) {

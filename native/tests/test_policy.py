@@ -111,6 +111,38 @@ def test_watermark_stops_new_prompts_but_not_half_run_ones():
     assert [uid for _, _, rows in driver.steps for uid, _ in rows] == [long.uid] * 8 + [waiting.uid]
 
 
+@pytest.mark.parametrize("head", ["continuation", "too_long"])
+def test_watermark_holds_for_those_behind_a_head_that_passes(head):
+    """The last chunk of a half-run prompt, and a prompt that is only refused, let nobody else in."""
+    driver = Driver(small_config(num_blocks=21, prefill_watermark=0.5, max_chunk=32))
+    long = driver.submit([1] * 44, max_tokens=3, stop=())
+    driver.schedule(StepMode.TRY_PREFILL)
+    driver.retire()
+    if head == "too_long":
+        driver.schedule(StepMode.TRY_PREFILL)
+        driver.retire()
+        driver.submit([3] * 97)
+    waiting = driver.submit([2] * 4, max_tokens=1, stop=())
+    driver.core.probe()
+    o = driver.schedule(StepMode.TRY_PREFILL)
+    assert o.seq_uid.tolist() == ([] if head == "too_long" else [long.uid])
+    if o.num_reqs:
+        driver.retire()
+    driver.run()
+    driver.require_expected([long, waiting])
+
+
+def test_reserve_counts_a_prompt_whose_last_chunk_is_in_flight():
+    driver = Driver(small_config(num_blocks=4, depth=2))
+    first = driver.submit([1] * 8, max_tokens=3, stop=())
+    driver.schedule(StepMode.TRY_PREFILL)
+    second = driver.submit([2] * 4, max_tokens=3, stop=())
+    assert driver.schedule(StepMode.TRY_PREFILL).num_reqs == 0  # the third block is what the first needs next
+    driver.run()
+    driver.require_expected([first, second])
+    assert driver.core.stats().preemptions == 0
+
+
 def test_too_long_prompt_is_refused_without_waiting():
     driver = Driver(small_config(num_blocks=6))
     running = driver.submit([1, 2], max_tokens=10, stop=())
