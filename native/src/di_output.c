@@ -26,11 +26,13 @@ static int take_output(const di_core *c, const di_step *step, const di_sampler_o
     int64_t n = step->n, rows = step->t, k = c->cfg.num_draft;
     int is_decode = step->kind == DI_STEP_DECODE, drafted = is_decode && k > 0;
     int64_t m = di_view_is_present(&o->top_ids) && o->top_ids.ndim == 2 ? o->top_ids.shape[1] : 0;
-    int64_t logit_rows = is_decode ? rows : n;
     if (m < 0 || m > INT16_MAX)
         return di_fail(DI_E_CONTRACT, "SamplerOutput", "top_ids", "%lld alternatives", (long long)m);
     t->n_top = (int32_t)m;
     int code = 0;
+    /* A prefill step verifies nothing: what a sampler says about drafts there has no meaning and is not read. */
+#define TAKE_VERIFIED(field, view, dtype, m, needed) \
+    do { if (is_decode) TAKE(field, view, dtype, rows, m, needed); } while (0)
 #define TAKE(field, view, dtype, n, m, needed) \
     do { const void *p = NULL; \
          if (!code) code = take_array(&o->view, dtype, n, m, needed, #view, &p); \
@@ -38,18 +40,19 @@ static int take_output(const di_core *c, const di_step *step, const di_sampler_o
     TAKE(sampled, sampled_ids, DI_DTYPE_I32, n, -1, 1);
     TAKE(logprob, sampled_logprob, DI_DTYPE_F32, n, -1, 1);
     TAKE(status, row_status, DI_DTYPE_I8, n, -1, 1);
-    TAKE(verified, verified_ids, DI_DTYPE_I32, logit_rows, -1, drafted);
-    TAKE(verified_logprob, verified_logprob, DI_DTYPE_F32, logit_rows, -1, 0);
-    TAKE(draft_logprob, draft_logprob, DI_DTYPE_F32, logit_rows, -1, 0);
-    TAKE(accepted, accepted, DI_DTYPE_I32, n, -1, 0);
+    TAKE_VERIFIED(verified, verified_ids, DI_DTYPE_I32, -1, drafted);
+    TAKE_VERIFIED(verified_logprob, verified_logprob, DI_DTYPE_F32, -1, 0);
+    TAKE_VERIFIED(draft_logprob, draft_logprob, DI_DTYPE_F32, -1, 0);
+    if (is_decode) TAKE(accepted, accepted, DI_DTYPE_I32, n, -1, 0);
     TAKE(drafts, draft_ids, DI_DTYPE_I32, n, k, 0);
     TAKE(confidence, confidence, DI_DTYPE_F32, n, k, 0);
     TAKE(sum_smaller, sum_smaller, DI_DTYPE_F32, n, -1, 0);
-    TAKE(verified_sum_smaller, verified_sum_smaller, DI_DTYPE_F32, logit_rows, -1, 0);
+    TAKE_VERIFIED(verified_sum_smaller, verified_sum_smaller, DI_DTYPE_F32, -1, 0);
     TAKE(top_ids, top_ids, DI_DTYPE_I32, n, m, 0);
     TAKE(top_logprobs, top_logprobs, DI_DTYPE_F32, n, m, t->top_ids != NULL);
-    TAKE(verified_top_ids, verified_top_ids, DI_DTYPE_I32, logit_rows, m, 0);
-    TAKE(verified_top_logprobs, verified_top_logprobs, DI_DTYPE_F32, logit_rows, m, t->verified_top_ids != NULL);
+    TAKE_VERIFIED(verified_top_ids, verified_top_ids, DI_DTYPE_I32, m, 0);
+    TAKE_VERIFIED(verified_top_logprobs, verified_top_logprobs, DI_DTYPE_F32, m, t->verified_top_ids != NULL);
+#undef TAKE_VERIFIED
 #undef TAKE
     return code;
 }
