@@ -175,9 +175,11 @@ int di_core_check(di_core *c, di_error *error)
     return code;
 }
 
-static int audit(const di_core *c)
+static int audit(di_core *c)
 {
-    if (c->clients.unfinished > 0 || c->launched != c->committed || c->launched != c->done) return 0;
+    int64_t unfinished = 0;
+    di_unfinished(c, &unfinished);
+    if (unfinished > 0 || c->launched != c->committed || c->launched != c->done) return 0;
     const di_unit_pool *pools[] = {&c->main, &c->swa, &c->state, &c->draft, &c->row};
     for (size_t i = 0; i < sizeof pools / sizeof *pools; i++) {
         const di_unit_pool *p = pools[i];
