@@ -1,5 +1,6 @@
 """Refusals: typed, naming what is wrong, and leaving the core as it was."""
 
+import gc
 import threading
 
 import attrs
@@ -116,6 +117,23 @@ def test_sampler_inputs_with_drafts_wait_for_the_commit_before():
     assert s.sample_pos.tolist() == [len(request.history)]
 
 
+def test_sampler_inputs_without_drafts_are_exact_before_the_commit_before():
+    driver = Driver(small_config(depth=2))
+    request = driver.submit([1, 2, 3], stop=(1,), max_tokens=40, min_tokens=3, forced=[5, 6, 7])
+    driver.step()
+    driver.schedule()
+    second = driver.schedule().step_id
+
+    def packed():
+        s = driver.core.pack_sampler(second)
+        return s.sample_pos.tolist(), s.forced.tolist(), s.eos_suppress.tolist()
+
+    before = packed()
+    driver.commit()
+    assert len(request.history) == 5
+    assert before == packed() == ([5], [7], [[0, 1]])
+
+
 def test_step_done_of_an_unlaunched_step_is_refused_and_repeats_are_harmless(driver):
     with pytest.raises(OrderError, match="step 1 is not launched"):
         driver.core.step_done(1)
@@ -185,6 +203,34 @@ def test_commit_of_wrong_drafts_names_the_field_at_every_level(level, field, val
     driver.core.commit(o.step_id, ok_output(1, **fields))
 
 
+def test_verified_ids_of_a_prefill_step_have_its_tokens_and_mean_nothing():
+    driver = Driver(small_config(num_draft=2))
+    driver.submit([1, 2, 3], stop=())
+    driver.schedule()
+    out = ok_output(1, verified_ids=np.full(3, -1, np.int32), draft_ids=np.ones((1, 2), np.int32))
+    out.accepted = np.zeros(1, np.int32)
+    assert driver.core.commit(1, out).token_id.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("output", "field"),
+    [
+        ({"sampled_ids": [1, 1]}, ""),
+        (7, ""),
+        (ok_output(2, confidence_error="x"), "confidence_error"),
+        (ok_output(2, confidence_error=None), "confidence_error"),
+    ],
+)
+def test_commit_of_what_is_no_output_is_a_contract_error(driver, output, field):
+    driver.schedule()
+    before = state(driver)
+    with pytest.raises(ContractError) as error:
+        driver.core.commit(1, output)
+    assert (error.value.contract, error.value.field) == ("SamplerOutput", field)
+    assert state(driver) == before
+    driver.core.commit(1, ok_output(2))
+
+
 def test_output_may_be_missing_only_in_mid_prompt():
     driver = Driver(small_config(max_chunk=8))
     request = driver.submit(list(range(12)), stop=())
@@ -230,6 +276,7 @@ def test_output_may_be_missing_only_in_mid_prompt():
         ("presence_penalty", {"presence_penalty": 2.5}),
         ("frequency_penalty", {"frequency_penalty": float("nan")}),
         ("seed", {"seed": -1}),
+        ("ignore_eos", {"ignore_eos": "yes"}),
     ],
 )
 def test_bad_request_values_are_refused_by_name(driver, field, values):
@@ -244,6 +291,31 @@ def test_request_values_at_their_bounds_are_accepted(driver):
     core = driver.core
     core.submit([0, VOCAB - 1], max_tokens=2**31 - 1, top_k=0, seed=2**64 - 1, temperature=0.0, priority=-8)
     core.submit(np.array([1, 2], np.uint16), max_tokens=1, stop_ids=[1] * 64, presence_penalty=-2.0, priority=7)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("commit", (-1, None)),
+        ("commit", ("a", None)),
+        ("schedule", ("x",)),
+        ("schedule", (2**40,)),
+        ("pack", (None,)),
+        ("pack_sampler", (2**64,)),
+        ("step_done", (-1,)),
+        ("finish", (-1, FinishReason.STOP, 0)),
+        ("finish", (1, "stop", 0)),
+        ("finish", (1, FinishReason.STOP, 2**40)),
+        ("abort", (5,)),
+        ("abort", ([-1],)),
+        ("abort", (["a"],)),
+    ],
+)
+def test_arguments_that_fit_no_c_type_are_refused(driver, name, arguments):
+    before = state(driver)
+    with pytest.raises(ArgumentError):
+        getattr(driver.core, name)(*arguments)
+    assert state(driver) == before
 
 
 def test_finish_of_an_unknown_or_ended_request_is_not_found(driver):
@@ -279,6 +351,7 @@ BAD_CONFIGS = [
     ("vocab_size", {"vocab_size": 0}),
     ("max_chunk", {"max_chunk": 4, "min_chunk": 5}),
     ("max_chunk", {"max_chunk": 33}),
+    ("max_chunk", {"max_chunk": 95, "chunked_prefill": False, "max_num_batched_tokens": 96}),
     ("min_chunk", {"min_chunk": 0}),
     ("chunk_align", {"chunk_align": 0}),
     ("num_draft", {"num_draft": 16, "max_num_batched_tokens": 128}),
@@ -324,6 +397,24 @@ def test_bad_setting_is_refused_by_python_and_by_the_library(field, changes):
         check(lib.di_core_create(settings, out, ffi.NULL))
     assert theirs.value.field == field
     assert str(ours.value).split(" is ")[0] == str(theirs.value).split(" is ")[0]
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("prefill_watermark", {"prefill_watermark": "x"}),
+        ("ratios", {"ratios_sparse": ("a",)}),
+        ("ratios", {"ratios_dense": (1.5,)}),
+        ("ngram_table", {"ngram": 2, "ngram_table": np.array([1.5, 2.0])}),
+        ("ngram_table", {"ngram": 2, "ngram_table": ["a"]}),
+        ("ngram_table", {"ngram": 2, "ngram_table": np.array([2**40])}),
+        ("block_size", {"block_size": 4.0}),
+    ],
+)
+def test_setting_of_a_wrong_type_is_refused_by_name(field, changes):
+    with pytest.raises(ConfigurationError) as error:
+        small_config(**changes)
+    assert error.value.field == field
 
 
 @pytest.mark.parametrize(
@@ -374,6 +465,56 @@ def test_arrays_outlive_a_closed_core():
     kept = o.seqlens_q
     driver.core.close()
     assert kept.tolist() == [3]
+
+
+class ClosingLibrary:
+    """The library, closed by another thread's hand at the end of a call, before Python has read its result."""
+
+    def __init__(self, name):
+        self.name, self.core, self.destroyed = name, None, 0
+
+    def __getattr__(self, name):
+        function = getattr(lib, name)
+
+        def call_and_close(*arguments):
+            code = function(*arguments)
+            self.core.close()
+            return code
+
+        return call_and_close if name == self.name and self.core else function
+
+    def di_core_destroy(self, handle):
+        self.destroyed += 1
+        lib.di_core_destroy(handle)
+
+
+@pytest.mark.parametrize("name", ["di_schedule", "di_pack", "di_pack_sampler", "di_commit", "di_poll_events"])
+def test_close_in_the_middle_of_a_call_leaves_its_result_readable(monkeypatch, name):
+    library = ClosingLibrary(name)
+    monkeypatch.setattr("deepinfer_native.core.lib", library)
+    core = Core(small_config())
+    core.submit([1, 2, 3], max_tokens=5)
+    library.core = core
+    uid = 1
+    if name == "di_poll_events":
+        core.abort([uid])
+        kept = core.poll_events().seq_uid
+    elif name == "di_schedule":
+        kept = core.schedule(StepMode.TRY_PREFILL).seq_uid
+    else:
+        core.schedule(StepMode.TRY_PREFILL)
+        kept = {
+            "di_pack": lambda: core.pack(1).cu_seqlens_q[1:] - 2,
+            "di_pack_sampler": lambda: core.pack_sampler(1).sample_pos - 2,
+            "di_commit": lambda: core.commit(1, ok_output(1)).seq_uid,
+        }[name]()
+    assert kept.tolist() == [uid]
+    if name not in ("di_pack", "di_pack_sampler"):
+        assert library.destroyed == 0  # the array keeps the memory
+    library.core = core = None
+    del kept
+    gc.collect()
+    assert library.destroyed == 1
 
 
 def test_core_with_live_requests_can_be_closed():

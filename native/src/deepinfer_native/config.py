@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Literal
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 from attrs import field, fields, frozen
 
 from deepinfer_contracts import EngineType, Level, Limits
+from deepinfer_native.errors import ConfigurationError
 from deepinfer_native.library import check, ffi, lib
 
 INPUTS = ("InputMetadata", "InputMetadataV41")
@@ -17,11 +19,19 @@ TABLE_ALIGN = 64
 
 
 def _ratios(values: Any) -> tuple[int, ...]:
-    return tuple(sorted({int(v) for v in values}))
+    try:
+        return tuple(sorted({operator.index(v) for v in values}))
+    except TypeError as error:
+        raise ConfigurationError(f"a ratio list {values!r} holds something else: {error}", field="ratios") from error
 
 
 def _table(values: Any) -> npt.NDArray[np.int32] | None:
-    return None if values is None else np.ascontiguousarray(values, dtype=np.int32).reshape(-1)
+    if values is None:
+        return None
+    table = np.asarray(values)
+    if table.size and (table.dtype.kind not in "iu" or int(table.max()) >= 2**31 or int(table.min()) < -(2**31)):
+        raise ConfigurationError(f"has entries of {table.dtype} that are no 32-bit integers", field="ngram_table")
+    return np.ascontiguousarray(table, dtype=np.int32).reshape(-1)
 
 
 @frozen(kw_only=True, eq=False)

@@ -22,7 +22,7 @@ from deepinfer_contracts import (
 from deepinfer_native.config import INPUTS, CoreConfig, to_c
 from deepinfer_native.errors import ArgumentError, BusyError, StaleHandleError
 from deepinfer_native.events import Arena, EventView
-from deepinfer_native.library import check, ffi, lib
+from deepinfer_native.library import call, check, ffi, lib
 from deepinfer_native.request import Ids, RequestWriter
 from deepinfer_native.sampler_output import OutputWriter
 from deepinfer_native.stats import CoreStats, from_c
@@ -78,12 +78,12 @@ class Core:
         # The memory goes when the last array over it is gone, not earlier: arrays hold this handle.
         self._handle: Any = ffi.gc(out[0], lib.di_core_destroy)
         ratios = config.ratios
-        self._steps = RecordReader("di_scheduler_outputs", SchedulerOutputs, "seq_uid", ratios, self._handle)
-        self._sampler = RecordReader("di_sampler_inputs", SamplerInputs, "selected_rows", ratios, self._handle)
+        self._steps = RecordReader("di_scheduler_outputs", SchedulerOutputs, "seq_uid", ratios)
+        self._sampler = RecordReader("di_sampler_inputs", SamplerInputs, "selected_rows", ratios)
         self._inputs: RecordReader[Any] = (
-            RecordReader("di_input_metadata_v41", InputMetadataV41, "input_ids", ratios, self._handle)
+            RecordReader("di_input_metadata_v41", InputMetadataV41, "input_ids", ratios)
             if config.inputs == "InputMetadataV41"
-            else RecordReader("di_input_metadata", InputMetadata, "input_ids", ratios, self._handle)
+            else RecordReader("di_input_metadata", InputMetadata, "input_ids", ratios)
         )
         self._output = OutputWriter()
         self._arenas: dict[int, Arena] = {}
@@ -132,7 +132,7 @@ class Core:
             {
                 "max_tokens": max_tokens,
                 "min_tokens": min_tokens,
-                "ignore_eos": int(ignore_eos),
+                "ignore_eos": ignore_eos,
                 "priority": priority,
                 "temperature": temperature,
                 "top_p": top_p,
@@ -150,12 +150,12 @@ class Core:
 
     def abort(self, uids: Sequence[int]) -> list[AbortStatus]:
         """Ask for the end of requests. The terminal event comes with a later commit or `poll_events`."""
-        status = ffi.new("uint8_t[]", len(uids))
         try:
             names = ffi.new("uint64_t[]", list(uids))
         except (TypeError, OverflowError) as error:
             raise ArgumentError(f"{uids!r}: {error}", field="uids") from error
-        check(lib.di_abort(self._core, names, len(uids), status))
+        status = ffi.new("uint8_t[]", len(names))
+        check(lib.di_abort(self._core, names, len(names), status))
         return [AbortStatus(s) for s in status]
 
     @property
@@ -181,8 +181,9 @@ class Core:
         Raises OrderError when ``depth`` steps are in flight, or ``step_done`` lags behind.
         """
         with self._gate:
-            check(lib.di_schedule(self._core, int(mode), self._steps.struct))
-            return self._steps.read()
+            core = self._core
+            call(lib.di_schedule, core, mode, self._steps.struct)
+            return self._steps.read(core)
 
     def schedule_local(self) -> SchedulerOutputs:
         """The step of an engine with one rank: prefill at its points and when nothing can be decoded, else decode."""
@@ -198,15 +199,17 @@ class Core:
     def pack(self, step_id: int) -> InputMetadata | InputMetadataV41:
         """Inputs of the newest launched step."""
         with self._gate:
-            check(lib.di_pack(self._core, step_id, self._base))
-            record: InputMetadata | InputMetadataV41 = self._inputs.read()
+            core = self._core
+            call(lib.di_pack, core, step_id, self._base)
+            record: InputMetadata | InputMetadataV41 = self._inputs.read(core)
         return record
 
     def pack_sampler(self, step_id: int) -> SamplerInputs:
         """Sampler inputs of the newest launched step; with drafts in a pipeline after the commit of the step before."""
         with self._gate:
-            check(lib.di_pack_sampler(self._core, step_id, self._sampler.struct))
-            return self._sampler.read()
+            core = self._core
+            call(lib.di_pack_sampler, core, step_id, self._sampler.struct)
+            return self._sampler.read(core)
 
     def commit(self, step_id: int, output: SamplerOutput | None) -> EventView:
         """Append the tokens of a step and say what happened to its requests.
@@ -216,30 +219,32 @@ class Core:
         """
         with self._gate:
             struct = ffi.NULL if output is None else self._output.fill(output)
-            self._sync_pins()
+            core = self._core
+            self._sync_pins(core)
             batch = ffi.new("di_event_batch *")
-            check(lib.di_commit(self._core, step_id, struct, batch))
+            call(lib.di_commit, core, step_id, struct, batch)
             self._output.clear()
-            return self._event_view(batch)
+            return self._event_view(core, batch)
 
     def step_done(self, step_id: int) -> None:
         """The device is done with every step up to this one: what they used may be handed out again."""
-        check(lib.di_step_done(self._core, step_id))
+        call(lib.di_step_done, self._core, step_id)
 
     def poll_events(self) -> EventView:
         """Terminal events that were decided outside a commit."""
         with self._gate:
-            self._sync_pins()
+            core = self._core
+            self._sync_pins(core)
             batch = ffi.new("di_event_batch *")
-            check(lib.di_poll_events(self._core, batch))
-            return self._event_view(batch)
+            check(lib.di_poll_events(core, batch))
+            return self._event_view(core, batch)
 
     def finish(self, uid: int, reason: FinishReason, n_output: int) -> None:
         """End a request after ``n_output`` tokens (a stop string was found); later tokens are dropped.
 
         The terminal event comes with the next commit or `poll_events`. Raises NotFoundError if it is not live.
         """
-        check(lib.di_finish(self._core, uid, int(reason), n_output))
+        call(lib.di_finish, self._core, uid, reason, n_output)
 
     # --- looking inside ----------------------------------------------------------------------------------------
 
@@ -274,22 +279,24 @@ class Core:
     ) -> None:
         self.close()
 
-    def _sync_pins(self) -> None:
+    # A call works with the handle that it took at its start: `close` from another thread meanwhile changes nothing.
+
+    def _sync_pins(self, core: Any) -> None:
         """Tell the core which arenas still have arrays alive, before it picks the next one."""
-        for arena in self._arenas.values():
+        for arena in tuple(self._arenas.values()):
             exported = arena.is_exported
             if exported != arena.pinned:
-                check(lib.di_event_pin(self._core, arena.index, exported))
+                check(lib.di_event_pin(core, arena.index, exported))
                 arena.pinned = exported
 
-    def _event_view(self, batch: Any) -> EventView:
+    def _event_view(self, core: Any, batch: Any) -> EventView:
         info = self._event_info
-        check(lib.di_event_last(self._core, info))
+        check(lib.di_event_last(core, info))
         if info.arena < 0:
             return EventView(batch, None)
         arena = self._arenas.get(info.arena)
         if arena is None:
-            arena = self._arenas[info.arena] = Arena(info.arena, info.data, info.bytes, self._handle)
+            arena = self._arenas[info.arena] = Arena(info.arena, info.data, info.bytes, core)
         arena.generation = info.generation
         arena.step_id = batch.step_id
         return EventView(batch, arena)

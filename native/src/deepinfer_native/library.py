@@ -7,7 +7,7 @@ from typing import Any
 
 from deepinfer_contracts import verify
 from deepinfer_native import _native  # type: ignore[attr-defined]
-from deepinfer_native.errors import BY_CODE, InternalError, NativeError
+from deepinfer_native.errors import BY_CODE, ArgumentError, InternalError, NativeError
 
 ffi: Any = _native.ffi
 lib: Any = _native.lib
@@ -37,6 +37,16 @@ def last_error(code: int) -> NativeError:
 
 def check(code: int) -> None:
     """Raise what a status code stands for; 0 is success."""
+    if code:
+        raise last_error(code)
+
+
+def call(function: Any, *arguments: Any) -> None:
+    """`check` of a call with a caller's numbers; one that does not fit its C type is an ArgumentError."""
+    try:
+        code = function(*arguments)
+    except (TypeError, OverflowError) as error:
+        raise ArgumentError(f"an argument does not fit: {error}") from error
     if code:
         raise last_error(code)
 

@@ -31,6 +31,8 @@ class OutputWriter:
 
     def fill(self, output: SamplerOutput) -> Any:
         """Returns the struct. Raises ContractError naming the field that is no contiguous host array."""
+        if not isinstance(output, SamplerOutput):
+            raise ContractError(f"a {type(output).__name__} was given", contract="SamplerOutput")
         self._keep.clear()
         for name in self._arrays:
             array = getattr(output, name)
@@ -40,7 +42,10 @@ class OutputWriter:
                     view.flags, view.data = 0, ffi.NULL
                 continue
             self._show(name, self._views[name], array)
-        self.struct.confidence_error = output.confidence_error
+        try:
+            self.struct.confidence_error = output.confidence_error
+        except TypeError as error:
+            raise ContractError(str(error), contract="SamplerOutput", field="confidence_error") from error
         return self.struct
 
     def _show(self, name: str, view: Any, array: Any) -> None:

@@ -99,12 +99,11 @@ class Slot(Generic[R]):
 class RecordReader(Generic[R]):
     """Reads one kind of record after the C side wrote ``struct``."""
 
-    def __init__(self, struct: str, make: type[R], key: str, ratios: tuple[int, ...], owner: object) -> None:
+    def __init__(self, struct: str, make: type[R], key: str, ratios: tuple[int, ...]) -> None:
         self.struct = ffi.new(f"{struct} *")
         self._base: Any = getattr(self.struct, "base", None)
         self._make = make
         self._ratios = ratios
-        self._owner = owner
         members = members_of(struct)
         self._runs = runs_of(members)
         self._scalars = [(m.name, m.count, "base" in m.path[:-1]) for m in members if not m.is_view]
@@ -114,8 +113,8 @@ class RecordReader(Generic[R]):
         self._slots: dict[bytes, Slot[R]] = {}
         self._views = ffi.cast("char *", self.struct)
 
-    def read(self) -> R:
-        """The record of the call that just returned."""
+    def read(self, owner: object) -> R:
+        """The record of the call that just returned; its arrays keep ``owner``, whose memory they show."""
         key = self._buffer[self._key]
         slot = self._slots.get(key)
         if slot is None:
@@ -126,7 +125,7 @@ class RecordReader(Generic[R]):
             if raw != slot.raw[i]:
                 slot.raw[i] = raw
                 for m in members:
-                    setattr(record, m.name, self._array(slot, m))
+                    setattr(record, m.name, self._array(slot, m, owner))
         struct, base = self.struct, self._base
         for name, count, in_base in self._scalars:
             value = getattr(base if in_base else struct, name)
@@ -135,16 +134,16 @@ class RecordReader(Generic[R]):
             setattr(record, name, value)
         return record
 
-    def _array(self, slot: Slot[R], m: Member) -> Any:
+    def _array(self, slot: Slot[R], m: Member, owner: object) -> Any:
         views = ffi.cast("di_view *", self._views + m.offset)
         if not m.count:
-            return self._one(slot, m.name, 0, views[0])
-        found = [self._one(slot, m.name, i, views[i]) for i in range(m.count)]
+            return self._one(slot, m.name, 0, views[0], owner)
+        found = [self._one(slot, m.name, i, views[i], owner) for i in range(m.count)]
         if m.name.startswith("grammar_"):
             return None if all(a is None for a in found) else found
         return {r: found[i] for i, r in enumerate(self._ratios) if found[i] is not None} or None
 
-    def _one(self, slot: Slot[R], name: str, index: int, view: Any) -> Array | None:
+    def _one(self, slot: Slot[R], name: str, index: int, view: Any, owner: object) -> Array | None:
         if not view.flags & PRESENT:
             return None
         shape = tuple(view.shape[d] for d in range(view.ndim))
@@ -157,12 +156,11 @@ class RecordReader(Generic[R]):
         address = int(ffi.cast("uintptr_t", view.data))
         known = slot.arrays.get((name, index))
         if known is None or known[0] != address or known[1].size < count:
-            whole = np.frombuffer(owned_buffer(view.data, count * dtype.itemsize, self._owner), dtype)
+            whole = np.frombuffer(owned_buffer(view.data, count * dtype.itemsize, owner), dtype)
             known = slot.arrays[name, index] = (address, whole)
         flat = known[1][:count]
         return flat if len(shape) == 1 else flat.reshape(shape)
 
     def close(self) -> None:
-        """Forget every array and the owner, so that the core's memory can go."""
+        """Forget every array, so that the core's memory can go."""
         self._slots.clear()
-        self._owner = None
