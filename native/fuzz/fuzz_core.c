@@ -11,7 +11,7 @@
 
 #include "di_core.h"
 
-enum { MAX_SEQS = 4, MAX_Q = 4, VOCAB = 40, MAX_UID = 4096 };
+enum { MAX_SEQS = 4, MAX_Q = 4, MAX_TOKENS = 64, VOCAB = 40, MAX_UID = 4096 };
 
 typedef struct script {
     const uint8_t *data;
@@ -40,18 +40,21 @@ static void require(int ok)
     if (!ok) abort();
 }
 
+/* Small and odd sizes: one block, one sequence, one token, chunks of one, blocks of one. */
 static di_config make_config(script *s)
 {
-    uint8_t a = take(s), b = take(s);
-    int32_t k = a & 3;
+    uint8_t a = take(s), b = take(s), c = take(s), d = take(s), e = take(s);
+    int32_t k = a & 3, block_size = 1 << (c & 3), chunked = (c & 16) == 0, min_chunk = 1 + (c >> 5 & 1);
     return (di_config){
-        .struct_size = sizeof(di_config), .block_size = (a & 4) ? 8 : 4, .num_blocks = 5 + (b & 31),
-        .num_swa_slots = 6, .num_state_slots = (a & 8) ? 6 : 0, .max_num_seqs = MAX_SEQS, .max_num_batched_tokens = 24,
-        .max_model_len = 60, .vocab_size = VOCAB, .max_chunk = (a & 16) ? 7 : 0, .min_chunk = 1, .chunk_align = 4,
-        .chunked_prefill = 1, .num_draft = k, .depth = (a & 32) ? 2 : 1, .prefill_interval_all = 2,
-        .prefill_interval_any = 3, .stop_preempted = (b & 64) != 0, .window = 6, .backtrack = 1,
-        .num_ratios_sparse = 2, .ratios_sparse = {1, 2}, .num_ratios_dense = 1, .ratios_dense = {2},
-        .inputs = 1, .validation = DI_LEVEL_FULL, .stream_ordered_reuse = (a & 64) != 0, .row_order = (a & 128) != 0,
+        .struct_size = sizeof(di_config), .block_size = block_size, .num_blocks = 2 + (b & 31),
+        .num_swa_slots = (a & 4) ? 6 : 2, .num_state_slots = (a & 8) ? 6 : 0, .max_num_seqs = 1 + (c >> 2 & 3),
+        .max_num_batched_tokens = chunked ? 16 + (d >> 6) * 8 : MAX_TOKENS, .max_model_len = 1 + (d & 63) % 60,
+        .vocab_size = VOCAB, .max_chunk = chunked && (a & 16) ? min_chunk + (e & 7) : 0, .min_chunk = min_chunk,
+        .chunk_align = 4, .chunked_prefill = chunked, .num_draft = k, .depth = (a & 32) ? 2 : 1,
+        .prefill_interval_all = 2, .prefill_interval_any = 3, .max_prefill_burst = e >> 3 & 3,
+        .stop_preempted = (b & 64) != 0, .window = 6, .backtrack = 1, .num_ratios_sparse = block_size > 1 ? 2 : 1,
+        .ratios_sparse = {1, 2}, .num_ratios_dense = block_size > 1, .ratios_dense = {2}, .inputs = 1,
+        .validation = DI_LEVEL_FULL, .stream_ordered_reuse = (a & 64) != 0, .row_order = (a & 128) != 0,
         .zero_swa_on_alloc = (b & 32) != 0, .prefill_watermark = (b & 128) ? 0.5 : 0.9};
 }
 
@@ -111,10 +114,28 @@ static di_view view(void *data, int32_t dtype, int64_t n, int64_t m)
     return v;
 }
 
+/* An array of another shape or type is refused by name, and nothing changes. */
+static void refuse_wrong(fuzzed *f, uint64_t step, di_sampler_output out, uint8_t how)
+{
+    static di_event_batch e;
+    di_stats_out before, after;
+    di_view *views[] = {&out.sampled_ids, &out.sampled_logprob, &out.row_status};
+    di_view *v = views[how % 3];
+    if (how & 4) v->shape[0]++;
+    else if (how & 8) v->dtype = DI_DTYPE_F64;
+    else if (how & 16) v->ndim = 2;
+    else if (how & 32) v->data = NULL;
+    else v->flags = 0;
+    require(di_stats(f->core, &before) == 0);
+    int code = di_commit(f->core, step, &out, &e);
+    require(code == DI_E_CONTRACT);
+    require(di_stats(f->core, &after) == 0 && memcmp(&before, &after, sizeof before) == 0);
+}
+
 static void commit(fuzzed *f, script *s)
 {
     static di_event_batch e;
-    int32_t ids[MAX_SEQS], verified[24], drafts[MAX_SEQS * MAX_Q], accepted[MAX_SEQS];
+    int32_t ids[MAX_SEQS], verified[MAX_TOKENS], drafts[MAX_SEQS * MAX_Q], accepted[MAX_SEQS];
     float logprob[MAX_SEQS] = {0};
     int8_t status[MAX_SEQS] = {0};
     uint64_t step = f->committed + 1;
@@ -143,14 +164,17 @@ static void commit(fuzzed *f, script *s)
         out.verified_ids = view(verified, DI_DTYPE_I32, t, 0);
         out.accepted = view(accepted, DI_DTYPE_I32, n, 0);
     }
+    refuse_wrong(f, step, out, a);
     require(di_commit(f->core, step, &out, &e) == 0);
     f->committed++;
     follow(f, &e);
 }
 
-static void done(fuzzed *f)
+/* A device may be done with a step that is not committed; a report may skip steps. */
+static void done(fuzzed *f, uint8_t how)
 {
-    if (f->done < f->committed) f->done++;
+    if (how & 1 && f->done < f->launched) f->done = f->launched;
+    else if (f->done < f->committed) f->done++;
     require(di_step_done(f->core, f->done) == 0);
 }
 
@@ -179,7 +203,7 @@ static void apply(fuzzed *f, script *s)
     case 0: case 1: submit(f, s); break;
     case 2: case 3: case 4: schedule(f, s); break;
     case 5: case 6: case 7: commit(f, s); break;
-    case 8: case 9: done(f); break;
+    case 8: case 9: done(f, take(s)); break;
     case 10: end_one(f, s); break;
     default: poll(f); break;
     }
@@ -195,7 +219,7 @@ static void drain(fuzzed *f)
     }
     poll(f);
     while (f->committed < f->launched) commit(f, &none);
-    while (f->done < f->committed) done(f);
+    while (f->done < f->committed) done(f, 0);
     for (int i = 0; i < 64; i++) poll(f);
     require(di_core_check(f->core, NULL) == 0 && di_audit(f->core, NULL) == 0);
     for (uint64_t uid = 1; uid <= f->last_uid; uid++) require(f->ends[uid] == 1);
