@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from attrs import define, field
 
-from generator.expr import Expr
+from generator.expr import COMPARE, Expr
 from generator.schema import DTYPES, Contract, Field, SchemaError
 
 _INFIX = {"<": "<", "<=": "<=", "==": "==", "!=": "!=", ">=": ">=", ">": ">", "and": "&&", "or": "||", "&": "&"}
+# Inside a loop the operands are cheap and cannot trap: without branches compilers vectorise.
+_BRANCHLESS = {"and": "&", "or": "|"}
 _CALL = {"+": "di_add", "-": "di_sub", "*": "di_mul", "//": "di_floordiv", "%": "di_mod"}
 _FLOAT_INFIX = {"+": "+", "-": "-", "*": "*"}
 
@@ -24,6 +26,7 @@ class Scratch:
     context: Contract | None
     lines: list[str] = field(factory=list)
     arrays: dict[tuple[str, str], int] = field(factory=dict)
+    known: dict[Expr, str] = field(factory=dict)  # scalars already computed: the rule and its witness share them
     counter: int = 0
     on_undefined: str = ""  # statement when an element does not exist
 
@@ -89,6 +92,8 @@ class Loop:
 
     def combine(self, e: Expr, args: list[str]) -> str:
         """An elementwise operation over C expressions."""
+        if e.vector and e.op in _BRANCHLESS:
+            return f"({args[0]} {_BRANCHLESS[e.op]} {args[1]})"
         if e.op in _INFIX:
             return f"({args[0]} {_INFIX[e.op]} {args[1]})"
         if e.op in _CALL:
@@ -97,7 +102,7 @@ class Loop:
             return f"{_CALL[e.op]}({args[0]}, {args[1]})"
         match e.op:
             case "implies":
-                return f"(!{args[0]} || {args[1]})"
+                return f"(!{args[0]} {'|' if e.vector else '||'} {args[1]})"
             case "not":
                 return f"(!{args[0]})"
             case "neg":
@@ -117,16 +122,18 @@ class Loop:
         x = e.args[0]
         if e.op == "len":
             return self.length(x)
+        if e in s.known:
+            return s.known[e]
         inner = Loop(s, stop="break;")
         value = inner.element(x, "i")
-        out = s.fresh("red")
+        out = s.known[e] = s.fresh("red")
         update = {
             "sum": f"{out} = di_add({out}, {value});",
             "min": f"if (i == 0 || {value} < {out}) {out} = {value};",
             "max": f"if (i == 0 || {value} > {out}) {out} = {value};",
             "any": f"if ({value}) {out} = 1;",
         }[e.op]
-        s.lines.append(f"int64_t {out} = 0;")
+        s.lines.append(f"{'int' if e.kind == 'bool' else 'int64_t'} {out} = 0;")
         s.lines.append("{")
         s.lines += inner.declarations
         s.lines.append(f"for (int64_t i = 0; i < {inner.bound()}; i++) {{")
@@ -136,11 +143,14 @@ class Loop:
     def item(self, e: Expr) -> str:
         s = self.scratch
         x, index = e.args
+        if e in s.known:
+            return s.known[e]
         n, at = s.fresh("len"), s.fresh("at")
         s.lines.append(f"const int64_t {n} = {self.length(x)};")
         s.lines.append(f"const int64_t {at} = di_index({self.scalar(index)}, {n});")
         s.lines.append(f"if ({at} < 0) {{ {s.on_undefined} }}")
-        return self.element(x, at)
+        s.known[e] = self.element(x, at)
+        return s.known[e]
 
     # --- vectors -----------------------------------------------------------------------------------------------
 
@@ -211,15 +221,27 @@ class Loop:
                 return self.repeat(e.args[0], e.args[1])
             case "ramp":
                 return self.repeat(None, e.args[0])
-        return self.combine(e, [self.element(a, i, count) for a in e.args])
+        args = [self.element(a, i, count) for a in e.args]
+        if e.op in COMPARE and all(self.is_narrow(a) for a in e.args):
+            args = [f"(int32_t)({a})" for a in args]
+        return self.combine(e, args)
+
+    def is_narrow(self, e: Expr) -> bool:
+        """Whether every value fits 32 bits, so that a comparison needs no 64-bit arithmetic."""
+        if e.op in ("field", "scalar") and e.kind == "int":
+            return self.scratch.field_of(e.owner, e.name).dtype in ("u8", "i8", "u16", "i16", "i32")
+        return e.op == "limit" or (e.op == "const" and e.kind == "int" and abs(e.number) < 1 << 31)
 
     def hoist(self, e: Expr) -> str:
         if e.op in ("const", "key", "limit", "dim", "scalar"):
             return self.scalar(e)
-        name = self.scratch.fresh("s")
-        value = self.scalar(e)
-        self.scratch.lines.append(f"const {'double' if e.kind == 'float' else 'int64_t'} {name} = {value};")
-        return name
+        s = self.scratch
+        key = Expr("hoist", args=(e,))
+        if key not in s.known:
+            ctype = {"float": "double", "bool": "int"}.get(e.kind, "int64_t")
+            value, s.known[key] = self.scalar(e), s.fresh("s")
+            s.lines.append(f"const {ctype} {s.known[key]} = {value};")
+        return s.known[key]
 
     def gather(self, e: Expr, i: str, count: bool) -> str:
         at = self.scratch.fresh("g")

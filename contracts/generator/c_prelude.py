@@ -38,9 +38,12 @@ static inline int64_t di_index(int64_t i, int64_t n)
 DI_VECTORISE static bool di_in_range(const int32_t *x, int64_t n, int64_t low, int64_t high)
 {
     if (n > 0 && (low > INT32_MAX || high < INT32_MIN || low > high)) return false;
-    const int32_t a = (int32_t)di_max(low, INT32_MIN), b = (int32_t)di_min(high, INT32_MAX);
-    uint32_t out = 0;
-    for (int64_t i = 0; i < n; i++) out |= (uint32_t)(x[i] < a) | (uint32_t)(x[i] > b);
+    /* One comparison: x - low is at most high - low as unsigned, and, moved by 2^31, as signed. */
+    const uint32_t a = (uint32_t)di_max(low, INT32_MIN), b = (uint32_t)di_min(high, INT32_MAX);
+    const uint32_t base = a + UINT32_C(0x80000000);
+    const int32_t top = (int32_t)(b - base);
+    int32_t out = 0;
+    for (int64_t i = 0; i < n; i++) out |= -((int32_t)((uint32_t)x[i] - base) > top);
     return out == 0;
 }
 

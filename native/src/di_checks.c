@@ -47,9 +47,12 @@ static inline int64_t di_index(int64_t i, int64_t n)
 DI_VECTORISE static bool di_in_range(const int32_t *x, int64_t n, int64_t low, int64_t high)
 {
     if (n > 0 && (low > INT32_MAX || high < INT32_MIN || low > high)) return false;
-    const int32_t a = (int32_t)di_max(low, INT32_MIN), b = (int32_t)di_min(high, INT32_MAX);
-    uint32_t out = 0;
-    for (int64_t i = 0; i < n; i++) out |= (uint32_t)(x[i] < a) | (uint32_t)(x[i] > b);
+    /* One comparison: x - low is at most high - low as unsigned, and, moved by 2^31, as signed. */
+    const uint32_t a = (uint32_t)di_max(low, INT32_MIN), b = (uint32_t)di_min(high, INT32_MAX);
+    const uint32_t base = a + UINT32_C(0x80000000);
+    const int32_t top = (int32_t)(b - base);
+    int32_t out = 0;
+    for (int64_t i = 0; i < n; i++) out |= -((int32_t)((uint32_t)x[i] - base) > top);
     return out == 0;
 }
 
@@ -169,7 +172,7 @@ static int di_view_fault(const di_view *v, bool allowed, bool required, int32_t 
     return v->data == NULL && di_size(v) != 0 ? 1 : 0;
 }
 
-int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits *l, int level, di_error *error)
+DI_VECTORISE int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits *l, int level, di_error *error)
 {
     if (level <= DI_LEVEL_OFF) return 0;
     const uint64_t step_id = rec->step_id != 0 ? rec->step_id : l->step_id;
@@ -606,9 +609,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(1), (int64_t)l->max_num_seqs)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= (int64_t)l->max_num_seqs));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= (int64_t)l->max_num_seqs))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 10, 12, -1, "SchedulerOutputs.row_slot", "all(1 <= row_slot <= max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 10, 12, -1, "SchedulerOutputs.row_slot", "all(1 <= row_slot <= max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* row_slot: unique(row_slot) */
     if (level >= DI_LEVEL_FULL) do {
@@ -628,9 +631,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(1), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(1));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(1)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) >= INT64_C(1))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 11, 14, -1, "SchedulerOutputs.seqlens_q", "all(seqlens_q >= 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 11, 14, -1, "SchedulerOutputs.seqlens_q", "all(seqlens_q >= 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* seqlens_q: num_decode_reqs > 0 implies all(arange(N) < num_decode_reqs implies seqlens_q <= Q) */
     do {
@@ -641,9 +644,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!((int64_t)rec->num_decode_reqs > INT64_C(0))) continue;
         const int64_t s1 = di_add((int64_t)l->num_draft, INT64_C(1));
         const int64_t n = di_min(di_max(d_N, 0), n0); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (!((i) < (int64_t)rec->num_decode_reqs) || (((int64_t)f0[i]) <= s1));
+        for (int64_t i = 0; i < n; i++) ok &= (!((i) < (int64_t)rec->num_decode_reqs) | (((int64_t)f0[i]) <= s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(!((i) < (int64_t)rec->num_decode_reqs) || (((int64_t)f0[i]) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 11, 15, -1, "SchedulerOutputs.seqlens_q", "num_decode_reqs > 0 implies all(arange(N) < num_decode_reqs implies seqlens_q <= Q)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(!((i) < (int64_t)rec->num_decode_reqs) | (((int64_t)f0[i]) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 11, 15, -1, "SchedulerOutputs.seqlens_q", "num_decode_reqs > 0 implies all(arange(N) < num_decode_reqs implies seqlens_q <= Q)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (di_max(d_N, 0) != n0) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 11, 15, -1, "SchedulerOutputs.seqlens_q", "num_decode_reqs > 0 implies all(arange(N) < num_decode_reqs implies seqlens_q <= Q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* seqlens_q: sum(seqlens_q) == num_batched_tokens */
@@ -657,13 +660,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
                 red1 = di_add(red1, ((int64_t)f0[i]));
             }
         }
-        int64_t red2 = 0;
-        {
-            for (int64_t i = 0; i < n0; i++) {
-                red2 = di_add(red2, ((int64_t)f0[i]));
-            }
-        }
-        if (!(red1 == (int64_t)rec->num_batched_tokens)) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 11, 16, -1, "SchedulerOutputs.seqlens_q", "sum(seqlens_q) == num_batched_tokens", step_id}, -1, 0, true, red2);
+        if (!(red1 == (int64_t)rec->num_batched_tokens)) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 11, 16, -1, "SchedulerOutputs.seqlens_q", "sum(seqlens_q) == num_batched_tokens", step_id}, -1, 0, true, red1);
     } while (0);
     /* seqlens_k: all(seqlens_k >= seqlens_q) */
     do {
@@ -674,9 +671,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const int32_t *f1 = rec->seqlens_q.data; const int64_t n1 = di_size(&rec->seqlens_q);
         (void)f1; (void)n1;
         const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= ((int64_t)f1[i]));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(((int64_t)f1[i])));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) >= ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 17, -1, "SchedulerOutputs.seqlens_k", "all(seqlens_k >= seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 17, -1, "SchedulerOutputs.seqlens_k", "all(seqlens_k >= seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 17, -1, "SchedulerOutputs.seqlens_k", "all(seqlens_k >= seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* seqlens_k: num_decode_reqs > 0 implies all(arange(N) < num_decode_reqs implies seqlens_k - seqlens_q + Q + K <= max_pos) */
@@ -691,9 +688,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!((int64_t)rec->num_decode_reqs > INT64_C(0))) continue;
         const int64_t s1 = di_add((int64_t)l->num_draft, INT64_C(1));
         const int64_t n = di_min(di_min(di_max(d_N, 0), n0), n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (!((i) < (int64_t)rec->num_decode_reqs) || (di_add(di_add(di_sub(((int64_t)f0[i]), ((int64_t)f1[i])), s1), (int64_t)l->num_draft) <= (int64_t)l->max_pos));
+        for (int64_t i = 0; i < n; i++) ok &= (!((i) < (int64_t)rec->num_decode_reqs) | (di_add(di_add(di_sub(((int64_t)f0[i]), ((int64_t)f1[i])), s1), (int64_t)l->num_draft) <= (int64_t)l->max_pos));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(!((i) < (int64_t)rec->num_decode_reqs) || (di_add(di_add(di_sub(((int64_t)f0[i]), ((int64_t)f1[i])), s1), (int64_t)l->num_draft) <= (int64_t)l->max_pos))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 18, -1, "SchedulerOutputs.seqlens_k", "num_decode_reqs > 0 implies all(arange(N) < num_decode_reqs implies seqlens_k - seqlens_q + Q + K <= max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(!((i) < (int64_t)rec->num_decode_reqs) | (di_add(di_add(di_sub(((int64_t)f0[i]), ((int64_t)f1[i])), s1), (int64_t)l->num_draft) <= (int64_t)l->max_pos))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 18, -1, "SchedulerOutputs.seqlens_k", "num_decode_reqs > 0 implies all(arange(N) < num_decode_reqs implies seqlens_k - seqlens_q + Q + K <= max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 18, -1, "SchedulerOutputs.seqlens_k", "num_decode_reqs > 0 implies all(arange(N) < num_decode_reqs implies seqlens_k - seqlens_q + Q + K <= max_pos)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* seqlens_k: num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies seqlens_k <= minimum(max_pos, full_len)) */
@@ -707,9 +704,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const int64_t d_N = (int64_t)rec->num_reqs;
         if (!((int64_t)rec->num_decode_reqs < d_N)) continue;
         const int64_t n = di_min(di_min(di_max(d_N, 0), n0), n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (!((i) >= (int64_t)rec->num_decode_reqs) || (((int64_t)f0[i]) <= di_min((int64_t)l->max_pos, ((int64_t)f1[i]))));
+        for (int64_t i = 0; i < n; i++) ok &= (!((i) >= (int64_t)rec->num_decode_reqs) | (((int64_t)f0[i]) <= di_min((int64_t)l->max_pos, ((int64_t)f1[i]))));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(!((i) >= (int64_t)rec->num_decode_reqs) || (((int64_t)f0[i]) <= di_min((int64_t)l->max_pos, ((int64_t)f1[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 19, -1, "SchedulerOutputs.seqlens_k", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies seqlens_k <= minimum(max_pos, full_len))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(!((i) >= (int64_t)rec->num_decode_reqs) | (((int64_t)f0[i]) <= di_min((int64_t)l->max_pos, ((int64_t)f1[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 19, -1, "SchedulerOutputs.seqlens_k", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies seqlens_k <= minimum(max_pos, full_len))", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 19, -1, "SchedulerOutputs.seqlens_k", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies seqlens_k <= minimum(max_pos, full_len))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* cached: all(0 <= cached <= seqlens_k - seqlens_q) */
@@ -724,9 +721,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const int32_t *f2 = rec->seqlens_q.data; const int64_t n2 = di_size(&rec->seqlens_q);
         (void)f2; (void)n2;
         const int64_t n = di_min(di_min(n0, n1), n2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= di_sub(((int64_t)f1[i]), ((int64_t)f2[i]))));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) <= di_sub(((int64_t)f1[i]), ((int64_t)f2[i]))));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= di_sub(((int64_t)f1[i]), ((int64_t)f2[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 13, 20, -1, "SchedulerOutputs.cached", "all(0 <= cached <= seqlens_k - seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) <= di_sub(((int64_t)f1[i]), ((int64_t)f2[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 13, 20, -1, "SchedulerOutputs.cached", "all(0 <= cached <= seqlens_k - seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1 || n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 13, 20, -1, "SchedulerOutputs.cached", "all(0 <= cached <= seqlens_k - seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* inflight: all(inflight <= 2) */
@@ -735,9 +732,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const uint8_t *f0 = rec->inflight.data; const int64_t n0 = di_size(&rec->inflight);
         (void)f0; (void)n0;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) <= INT64_C(2));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(2)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) <= INT64_C(2))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 14, 21, -1, "SchedulerOutputs.inflight", "all(inflight <= 2)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(2)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 14, 21, -1, "SchedulerOutputs.inflight", "all(inflight <= 2)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* full_len: all(full_len >= 1) */
     do {
@@ -746,9 +743,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(1), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(1));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(1)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) >= INT64_C(1))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 15, 22, -1, "SchedulerOutputs.full_len", "all(full_len >= 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 15, 22, -1, "SchedulerOutputs.full_len", "all(full_len >= 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* is_last_chunk: all(is_last_chunk <= 1) */
     do {
@@ -756,9 +753,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const uint8_t *f0 = rec->is_last_chunk.data; const int64_t n0 = di_size(&rec->is_last_chunk);
         (void)f0; (void)n0;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) <= INT64_C(1));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(1)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) <= INT64_C(1))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 16, 23, -1, "SchedulerOutputs.is_last_chunk", "all(is_last_chunk <= 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 16, 23, -1, "SchedulerOutputs.is_last_chunk", "all(is_last_chunk <= 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* is_last_chunk: num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies (is_last_chunk == 1) == (seqlens_k == full_len)) */
     do {
@@ -774,9 +771,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const int64_t d_N = (int64_t)rec->num_reqs;
         if (!((int64_t)rec->num_decode_reqs < d_N)) continue;
         const int64_t n = di_min(di_min(di_min(di_max(d_N, 0), n0), n1), n2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (!((i) >= (int64_t)rec->num_decode_reqs) || ((((int64_t)f0[i]) == INT64_C(1)) == (((int64_t)f1[i]) == ((int64_t)f2[i]))));
+        for (int64_t i = 0; i < n; i++) ok &= (!((i) >= (int64_t)rec->num_decode_reqs) | (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) == ((int32_t)(((int64_t)f1[i])) == (int32_t)(((int64_t)f2[i])))));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(!((i) >= (int64_t)rec->num_decode_reqs) || ((((int64_t)f0[i]) == INT64_C(1)) == (((int64_t)f1[i]) == ((int64_t)f2[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 16, 24, -1, "SchedulerOutputs.is_last_chunk", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies (is_last_chunk == 1) == (seqlens_k == full_len))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(!((i) >= (int64_t)rec->num_decode_reqs) | (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) == ((int32_t)(((int64_t)f1[i])) == (int32_t)(((int64_t)f2[i])))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 16, 24, -1, "SchedulerOutputs.is_last_chunk", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies (is_last_chunk == 1) == (seqlens_k == full_len))", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1 || di_max(d_N, 0) != n2) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 16, 24, -1, "SchedulerOutputs.is_last_chunk", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies (is_last_chunk == 1) == (seqlens_k == full_len))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* remap: all(-1 <= remap < max_num_seqs) */
@@ -786,9 +783,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)l->max_num_seqs, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->max_num_seqs));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_num_seqs)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->max_num_seqs))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 17, 25, -1, "SchedulerOutputs.remap", "all(-1 <= remap < max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_num_seqs)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 17, 25, -1, "SchedulerOutputs.remap", "all(-1 <= remap < max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* remap: kind == StepKind.PREFILL implies all(remap == -1) */
     do {
@@ -797,9 +794,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         (void)f0; (void)n0;
         if (!((int64_t)rec->kind == INT64_C(1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == INT64_C(-1));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) == INT64_C(-1))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 17, 26, -1, "SchedulerOutputs.remap", "kind == StepKind.PREFILL implies all(remap == -1)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 17, 26, -1, "SchedulerOutputs.remap", "kind == StepKind.PREFILL implies all(remap == -1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* remap: (flags & StepFlags.REMAP_IDENTITY) != 0 implies all(remap == arange(N)) */
     do {
@@ -831,12 +828,11 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const int32_t *f0 = rec->state_slot.data; const int64_t n0 = di_size(&rec->state_slot);
         (void)f0; (void)n0;
         const int64_t s1 = di_max((int64_t)l->num_state_slots, INT64_C(1));
-        const int64_t s2 = di_max((int64_t)l->num_state_slots, INT64_C(1));
-        if (di_in_range(f0, n0, INT64_C(0), di_sub(s2, 1))) continue;
+        if (di_in_range(f0, n0, INT64_C(0), di_sub(s1, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 18, 29, -1, "SchedulerOutputs.state_slot", "all(0 <= state_slot < maximum(num_state_slots, 1))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 18, 29, -1, "SchedulerOutputs.state_slot", "all(0 <= state_slot < maximum(num_state_slots, 1))", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* state_slot: injective(state_slot - 1) */
     if (level >= DI_LEVEL_FULL) do {
@@ -855,12 +851,11 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const int32_t *f0 = rec->swa_slot.data; const int64_t n0 = di_size(&rec->swa_slot);
         (void)f0; (void)n0;
         const int64_t s1 = di_max((int64_t)l->num_swa_slots, INT64_C(1));
-        const int64_t s2 = di_max((int64_t)l->num_swa_slots, INT64_C(1));
-        if (di_in_range(f0, n0, INT64_C(0), di_sub(s2, 1))) continue;
+        if (di_in_range(f0, n0, INT64_C(0), di_sub(s1, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 19, 31, -1, "SchedulerOutputs.swa_slot", "all(0 <= swa_slot < maximum(num_swa_slots, 1))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 19, 31, -1, "SchedulerOutputs.swa_slot", "all(0 <= swa_slot < maximum(num_swa_slots, 1))", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* swa_slot: injective(swa_slot - 1) */
     if (level >= DI_LEVEL_FULL) do {
@@ -880,9 +875,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(0), (int64_t)l->max_num_seqs)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= (int64_t)l->max_num_seqs));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= (int64_t)l->max_num_seqs))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 20, 33, -1, "SchedulerOutputs.draft_read_slot", "all(0 <= draft_read_slot <= max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 20, 33, -1, "SchedulerOutputs.draft_read_slot", "all(0 <= draft_read_slot <= max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* draft_write_slot: all(0 <= draft_write_slot <= max_num_seqs) */
     do {
@@ -891,9 +886,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(0), (int64_t)l->max_num_seqs)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= (int64_t)l->max_num_seqs));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= (int64_t)l->max_num_seqs))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 21, 34, -1, "SchedulerOutputs.draft_write_slot", "all(0 <= draft_write_slot <= max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 21, 34, -1, "SchedulerOutputs.draft_write_slot", "all(0 <= draft_write_slot <= max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* swa_valid_start: all(swa_valid_start >= 0) */
     do {
@@ -902,9 +897,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(0));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 22, 35, -1, "SchedulerOutputs.swa_valid_start", "all(swa_valid_start >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 22, 35, -1, "SchedulerOutputs.swa_valid_start", "all(swa_valid_start >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* swa_valid_start: num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies swa_valid_start <= seqlens_k - seqlens_q) */
     do {
@@ -920,9 +915,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const int64_t d_N = (int64_t)rec->num_reqs;
         if (!((int64_t)rec->num_decode_reqs < d_N)) continue;
         const int64_t n = di_min(di_min(di_min(di_max(d_N, 0), n0), n1), n2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (!((i) >= (int64_t)rec->num_decode_reqs) || (((int64_t)f0[i]) <= di_sub(((int64_t)f1[i]), ((int64_t)f2[i]))));
+        for (int64_t i = 0; i < n; i++) ok &= (!((i) >= (int64_t)rec->num_decode_reqs) | (((int64_t)f0[i]) <= di_sub(((int64_t)f1[i]), ((int64_t)f2[i]))));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(!((i) >= (int64_t)rec->num_decode_reqs) || (((int64_t)f0[i]) <= di_sub(((int64_t)f1[i]), ((int64_t)f2[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 22, 36, -1, "SchedulerOutputs.swa_valid_start", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies swa_valid_start <= seqlens_k - seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(!((i) >= (int64_t)rec->num_decode_reqs) | (((int64_t)f0[i]) <= di_sub(((int64_t)f1[i]), ((int64_t)f2[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 22, 36, -1, "SchedulerOutputs.swa_valid_start", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies swa_valid_start <= seqlens_k - seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1 || di_max(d_N, 0) != n2) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 22, 36, -1, "SchedulerOutputs.swa_valid_start", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies swa_valid_start <= seqlens_k - seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* bt_offsets: bt_offsets[0] == 0 */
@@ -933,10 +928,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const int64_t len1 = n0;
         const int64_t at2 = di_index(INT64_C(0), len1);
         if (at2 < 0) { return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 23, 37, -1, "SchedulerOutputs.bt_offsets", "bt_offsets[0] == 0", step_id}, -1, 0, true, 0); }
-        const int64_t len3 = n0;
-        const int64_t at4 = di_index(INT64_C(0), len3);
-        if (at4 < 0) { return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 23, 37, -1, "SchedulerOutputs.bt_offsets", "bt_offsets[0] == 0", step_id}, -1, 0, true, 0); }
-        if (!(((int64_t)f0[at2]) == INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 23, 37, -1, "SchedulerOutputs.bt_offsets", "bt_offsets[0] == 0", step_id}, -1, 0, true, ((int64_t)f0[at4]));
+        if (!(((int64_t)f0[at2]) == INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 23, 37, -1, "SchedulerOutputs.bt_offsets", "bt_offsets[0] == 0", step_id}, -1, 0, true, ((int64_t)f0[at2]));
     } while (0);
     /* bt_offsets: all(diff(bt_offsets) >= 0) */
     do {
@@ -959,10 +951,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const int64_t len1 = n0;
         const int64_t at2 = di_index(INT64_C(-1), len1);
         if (at2 < 0) { return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 23, 39, -1, "SchedulerOutputs.bt_offsets", "bt_offsets[-1] == len(bt_ids)", step_id}, -1, 0, true, 0); }
-        const int64_t len3 = n0;
-        const int64_t at4 = di_index(INT64_C(-1), len3);
-        if (at4 < 0) { return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 23, 39, -1, "SchedulerOutputs.bt_offsets", "bt_offsets[-1] == len(bt_ids)", step_id}, -1, 0, true, 0); }
-        if (!(((int64_t)f0[at2]) == n1)) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 23, 39, -1, "SchedulerOutputs.bt_offsets", "bt_offsets[-1] == len(bt_ids)", step_id}, -1, 0, true, ((int64_t)f0[at4]));
+        if (!(((int64_t)f0[at2]) == n1)) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 23, 39, -1, "SchedulerOutputs.bt_offsets", "bt_offsets[-1] == len(bt_ids)", step_id}, -1, 0, true, ((int64_t)f0[at2]));
     } while (0);
     /* bt_ids: all(1 <= bt_ids < NB) */
     do {
@@ -971,9 +960,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(1), di_sub((int64_t)l->num_blocks, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->num_blocks));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->num_blocks)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->num_blocks))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 24, 40, -1, "SchedulerOutputs.bt_ids", "all(1 <= bt_ids < NB)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->num_blocks)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 24, 40, -1, "SchedulerOutputs.bt_ids", "all(1 <= bt_ids < NB)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* bt_delta: all(1 <= bt_delta[:, 0] <= max_num_seqs) */
     do {
@@ -981,9 +970,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const int32_t *f0 = rec->bt_delta.data; const int64_t n0 = di_size(&rec->bt_delta);
         (void)f0; (void)n0;
         const int64_t n = (n0 / 3); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(1) <= ((int64_t)f0[i * 3 + 0])) && (((int64_t)f0[i * 3 + 0]) <= (int64_t)l->max_num_seqs));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 0]))) & ((int32_t)(((int64_t)f0[i * 3 + 0])) <= (int32_t)((int64_t)l->max_num_seqs)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(1) <= ((int64_t)f0[i * 3 + 0])) && (((int64_t)f0[i * 3 + 0]) <= (int64_t)l->max_num_seqs))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 25, 41, -1, "SchedulerOutputs.bt_delta", "all(1 <= bt_delta[:, 0] <= max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 0]));
+        if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 0]))) & ((int32_t)(((int64_t)f0[i * 3 + 0])) <= (int32_t)((int64_t)l->max_num_seqs)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 25, 41, -1, "SchedulerOutputs.bt_delta", "all(1 <= bt_delta[:, 0] <= max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 0]));
     } while (0);
     /* bt_delta: all(0 <= bt_delta[:, 1] < MB) */
     do {
@@ -991,9 +980,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const int32_t *f0 = rec->bt_delta.data; const int64_t n0 = di_size(&rec->bt_delta);
         (void)f0; (void)n0;
         const int64_t n = (n0 / 3); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i * 3 + 1])) && (((int64_t)f0[i * 3 + 1]) < (int64_t)l->max_blocks));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 3 + 1]))) & ((int32_t)(((int64_t)f0[i * 3 + 1])) < (int32_t)((int64_t)l->max_blocks)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i * 3 + 1])) && (((int64_t)f0[i * 3 + 1]) < (int64_t)l->max_blocks))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 25, 42, -1, "SchedulerOutputs.bt_delta", "all(0 <= bt_delta[:, 1] < MB)", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 1]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 3 + 1]))) & ((int32_t)(((int64_t)f0[i * 3 + 1])) < (int32_t)((int64_t)l->max_blocks)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 25, 42, -1, "SchedulerOutputs.bt_delta", "all(0 <= bt_delta[:, 1] < MB)", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 1]));
     } while (0);
     /* bt_delta: all(1 <= bt_delta[:, 2] < NB) */
     do {
@@ -1001,9 +990,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const int32_t *f0 = rec->bt_delta.data; const int64_t n0 = di_size(&rec->bt_delta);
         (void)f0; (void)n0;
         const int64_t n = (n0 / 3); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(1) <= ((int64_t)f0[i * 3 + 2])) && (((int64_t)f0[i * 3 + 2]) < (int64_t)l->num_blocks));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 2]))) & ((int32_t)(((int64_t)f0[i * 3 + 2])) < (int32_t)((int64_t)l->num_blocks)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(1) <= ((int64_t)f0[i * 3 + 2])) && (((int64_t)f0[i * 3 + 2]) < (int64_t)l->num_blocks))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 25, 43, -1, "SchedulerOutputs.bt_delta", "all(1 <= bt_delta[:, 2] < NB)", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 2]));
+        if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 2]))) & ((int32_t)(((int64_t)f0[i * 3 + 2])) < (int32_t)((int64_t)l->num_blocks)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 25, 43, -1, "SchedulerOutputs.bt_delta", "all(1 <= bt_delta[:, 2] < NB)", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 2]));
     } while (0);
     /* zero_slots: all(Pool.SWA <= zero_slots[:, 0] <= Pool.STATE) */
     do {
@@ -1011,9 +1000,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const int32_t *f0 = rec->zero_slots.data; const int64_t n0 = di_size(&rec->zero_slots);
         (void)f0; (void)n0;
         const int64_t n = (n0 / 2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(2) <= ((int64_t)f0[i * 2 + 0])) && (((int64_t)f0[i * 2 + 0]) <= INT64_C(3)));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(2)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & ((int32_t)(((int64_t)f0[i * 2 + 0])) <= (int32_t)(INT64_C(3))));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(2) <= ((int64_t)f0[i * 2 + 0])) && (((int64_t)f0[i * 2 + 0]) <= INT64_C(3)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 26, 44, -1, "SchedulerOutputs.zero_slots", "all(Pool.SWA <= zero_slots[:, 0] <= Pool.STATE)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
+        if (!(((int32_t)(INT64_C(2)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & ((int32_t)(((int64_t)f0[i * 2 + 0])) <= (int32_t)(INT64_C(3))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 26, 44, -1, "SchedulerOutputs.zero_slots", "all(Pool.SWA <= zero_slots[:, 0] <= Pool.STATE)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
     } while (0);
     /* zero_slots: all(1 <= zero_slots[:, 1] < where(zero_slots[:, 0] == Pool.SWA, num_swa_slots, num_state_slots)) */
     do {
@@ -1021,9 +1010,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const int32_t *f0 = rec->zero_slots.data; const int64_t n0 = di_size(&rec->zero_slots);
         (void)f0; (void)n0;
         const int64_t n = (n0 / 2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(1) <= ((int64_t)f0[i * 2 + 1])) && (((int64_t)f0[i * 2 + 1]) < ((((int64_t)f0[i * 2 + 0]) == INT64_C(2)) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots)));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & (((int64_t)f0[i * 2 + 1]) < (((int32_t)(((int64_t)f0[i * 2 + 0])) == (int32_t)(INT64_C(2))) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(1) <= ((int64_t)f0[i * 2 + 1])) && (((int64_t)f0[i * 2 + 1]) < ((((int64_t)f0[i * 2 + 0]) == INT64_C(2)) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 26, 45, -1, "SchedulerOutputs.zero_slots", "all(1 <= zero_slots[:, 1] < where(zero_slots[:, 0] == Pool.SWA, num_swa_slots, num_state_slots))", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
+        if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & (((int64_t)f0[i * 2 + 1]) < (((int32_t)(((int64_t)f0[i * 2 + 0])) == (int32_t)(INT64_C(2))) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 26, 45, -1, "SchedulerOutputs.zero_slots", "all(1 <= zero_slots[:, 1] < where(zero_slots[:, 0] == Pool.SWA, num_swa_slots, num_state_slots))", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
     } while (0);
     /* clone_slots: all(Pool.SWA <= clone_slots[:, 0] <= Pool.STATE) */
     do {
@@ -1031,9 +1020,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const int32_t *f0 = rec->clone_slots.data; const int64_t n0 = di_size(&rec->clone_slots);
         (void)f0; (void)n0;
         const int64_t n = (n0 / 3); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(2) <= ((int64_t)f0[i * 3 + 0])) && (((int64_t)f0[i * 3 + 0]) <= INT64_C(3)));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(2)) <= (int32_t)(((int64_t)f0[i * 3 + 0]))) & ((int32_t)(((int64_t)f0[i * 3 + 0])) <= (int32_t)(INT64_C(3))));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(2) <= ((int64_t)f0[i * 3 + 0])) && (((int64_t)f0[i * 3 + 0]) <= INT64_C(3)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 27, 46, -1, "SchedulerOutputs.clone_slots", "all(Pool.SWA <= clone_slots[:, 0] <= Pool.STATE)", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 0]));
+        if (!(((int32_t)(INT64_C(2)) <= (int32_t)(((int64_t)f0[i * 3 + 0]))) & ((int32_t)(((int64_t)f0[i * 3 + 0])) <= (int32_t)(INT64_C(3))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 27, 46, -1, "SchedulerOutputs.clone_slots", "all(Pool.SWA <= clone_slots[:, 0] <= Pool.STATE)", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 0]));
     } while (0);
     /* clone_slots: all(1 <= clone_slots[:, 1] < where(clone_slots[:, 0] == Pool.SWA, num_swa_slots, num_state_slots)) */
     do {
@@ -1041,9 +1030,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const int32_t *f0 = rec->clone_slots.data; const int64_t n0 = di_size(&rec->clone_slots);
         (void)f0; (void)n0;
         const int64_t n = (n0 / 3); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(1) <= ((int64_t)f0[i * 3 + 1])) && (((int64_t)f0[i * 3 + 1]) < ((((int64_t)f0[i * 3 + 0]) == INT64_C(2)) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots)));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 1]))) & (((int64_t)f0[i * 3 + 1]) < (((int32_t)(((int64_t)f0[i * 3 + 0])) == (int32_t)(INT64_C(2))) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(1) <= ((int64_t)f0[i * 3 + 1])) && (((int64_t)f0[i * 3 + 1]) < ((((int64_t)f0[i * 3 + 0]) == INT64_C(2)) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 27, 47, -1, "SchedulerOutputs.clone_slots", "all(1 <= clone_slots[:, 1] < where(clone_slots[:, 0] == Pool.SWA, num_swa_slots, num_state_slots))", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 1]));
+        if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 1]))) & (((int64_t)f0[i * 3 + 1]) < (((int32_t)(((int64_t)f0[i * 3 + 0])) == (int32_t)(INT64_C(2))) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 27, 47, -1, "SchedulerOutputs.clone_slots", "all(1 <= clone_slots[:, 1] < where(clone_slots[:, 0] == Pool.SWA, num_swa_slots, num_state_slots))", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 1]));
     } while (0);
     /* clone_slots: all(1 <= clone_slots[:, 2] < where(clone_slots[:, 0] == Pool.SWA, num_swa_slots, num_state_slots)) */
     do {
@@ -1051,9 +1040,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const int32_t *f0 = rec->clone_slots.data; const int64_t n0 = di_size(&rec->clone_slots);
         (void)f0; (void)n0;
         const int64_t n = (n0 / 3); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(1) <= ((int64_t)f0[i * 3 + 2])) && (((int64_t)f0[i * 3 + 2]) < ((((int64_t)f0[i * 3 + 0]) == INT64_C(2)) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots)));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 2]))) & (((int64_t)f0[i * 3 + 2]) < (((int32_t)(((int64_t)f0[i * 3 + 0])) == (int32_t)(INT64_C(2))) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(1) <= ((int64_t)f0[i * 3 + 2])) && (((int64_t)f0[i * 3 + 2]) < ((((int64_t)f0[i * 3 + 0]) == INT64_C(2)) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 27, 48, -1, "SchedulerOutputs.clone_slots", "all(1 <= clone_slots[:, 2] < where(clone_slots[:, 0] == Pool.SWA, num_swa_slots, num_state_slots))", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 2]));
+        if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 2]))) & (((int64_t)f0[i * 3 + 2]) < (((int32_t)(((int64_t)f0[i * 3 + 0])) == (int32_t)(INT64_C(2))) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 27, 48, -1, "SchedulerOutputs.clone_slots", "all(1 <= clone_slots[:, 2] < where(clone_slots[:, 0] == Pool.SWA, num_swa_slots, num_state_slots))", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 2]));
     } while (0);
     /* clone_blocks: all(1 <= clone_blocks[:, 0] < NB) */
     do {
@@ -1061,9 +1050,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const int32_t *f0 = rec->clone_blocks.data; const int64_t n0 = di_size(&rec->clone_blocks);
         (void)f0; (void)n0;
         const int64_t n = (n0 / 2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(1) <= ((int64_t)f0[i * 2 + 0])) && (((int64_t)f0[i * 2 + 0]) < (int64_t)l->num_blocks));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & ((int32_t)(((int64_t)f0[i * 2 + 0])) < (int32_t)((int64_t)l->num_blocks)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(1) <= ((int64_t)f0[i * 2 + 0])) && (((int64_t)f0[i * 2 + 0]) < (int64_t)l->num_blocks))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 28, 49, -1, "SchedulerOutputs.clone_blocks", "all(1 <= clone_blocks[:, 0] < NB)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
+        if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & ((int32_t)(((int64_t)f0[i * 2 + 0])) < (int32_t)((int64_t)l->num_blocks)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 28, 49, -1, "SchedulerOutputs.clone_blocks", "all(1 <= clone_blocks[:, 0] < NB)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
     } while (0);
     /* clone_blocks: all(0 <= clone_blocks[:, 1] < NB) */
     do {
@@ -1071,9 +1060,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const int32_t *f0 = rec->clone_blocks.data; const int64_t n0 = di_size(&rec->clone_blocks);
         (void)f0; (void)n0;
         const int64_t n = (n0 / 2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i * 2 + 1])) && (((int64_t)f0[i * 2 + 1]) < (int64_t)l->num_blocks));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) < (int32_t)((int64_t)l->num_blocks)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i * 2 + 1])) && (((int64_t)f0[i * 2 + 1]) < (int64_t)l->num_blocks))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 28, 50, -1, "SchedulerOutputs.clone_blocks", "all(0 <= clone_blocks[:, 1] < NB)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) < (int32_t)((int64_t)l->num_blocks)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 28, 50, -1, "SchedulerOutputs.clone_blocks", "all(0 <= clone_blocks[:, 1] < NB)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
     } while (0);
     /* finished_uid: all(finished_uid != 0) */
     do {
@@ -1117,9 +1106,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const uint8_t *f0 = rec->finished_reason.data; const int64_t n0 = di_size(&rec->finished_reason);
         (void)f0; (void)n0;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) <= INT64_C(8));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(8)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) <= INT64_C(8))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 30, 54, -1, "SchedulerOutputs.finished_reason", "all(finished_reason <= 8)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(8)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 30, 54, -1, "SchedulerOutputs.finished_reason", "all(finished_reason <= 8)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* finished_reason: all(finished_reason != FinishReason.NONE) */
     do {
@@ -1127,9 +1116,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const uint8_t *f0 = rec->finished_reason.data; const int64_t n0 = di_size(&rec->finished_reason);
         (void)f0; (void)n0;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) != INT64_C(0));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) != INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 30, 55, -1, "SchedulerOutputs.finished_reason", "all(finished_reason != FinishReason.NONE)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 30, 55, -1, "SchedulerOutputs.finished_reason", "all(finished_reason != FinishReason.NONE)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* ignored_uid: all(ignored_uid != 0) */
     do {
@@ -1173,9 +1162,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const uint8_t *f0 = rec->ignored_reason.data; const int64_t n0 = di_size(&rec->ignored_reason);
         (void)f0; (void)n0;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) <= INT64_C(8));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(8)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) <= INT64_C(8))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 32, 59, -1, "SchedulerOutputs.ignored_reason", "all(ignored_reason <= 8)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(8)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 32, 59, -1, "SchedulerOutputs.ignored_reason", "all(ignored_reason <= 8)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* ignored_reason: all(ignored_reason != FinishReason.NONE) */
     do {
@@ -1183,9 +1172,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const uint8_t *f0 = rec->ignored_reason.data; const int64_t n0 = di_size(&rec->ignored_reason);
         (void)f0; (void)n0;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) != INT64_C(0));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) != INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 32, 60, -1, "SchedulerOutputs.ignored_reason", "all(ignored_reason != FinishReason.NONE)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 32, 60, -1, "SchedulerOutputs.ignored_reason", "all(ignored_reason != FinishReason.NONE)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* held_uid: all(held_uid != 0) */
     do {
@@ -1266,9 +1255,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(0));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 35, 67, -1, "SchedulerOutputs.hit_tokens", "all(hit_tokens >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 35, 67, -1, "SchedulerOutputs.hit_tokens", "all(hit_tokens >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* replayed_tokens: all(replayed_tokens >= 0) */
     do {
@@ -1277,9 +1266,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(0));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 36, 68, -1, "SchedulerOutputs.replayed_tokens", "all(replayed_tokens >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 36, 68, -1, "SchedulerOutputs.replayed_tokens", "all(replayed_tokens >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* sum_qk: sum_qk == sum(seqlens_q * seqlens_k) */
     do {
@@ -1326,7 +1315,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
     return 0;
 }
 
-int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_outputs *step, const di_limits *l, int level, di_error *error)
+DI_VECTORISE int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_outputs *step, const di_limits *l, int level, di_error *error)
 {
     if (level <= DI_LEVEL_OFF) return 0;
     const uint64_t step_id = step != NULL ? step->step_id : l->step_id;
@@ -1491,9 +1480,9 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 5, 3, -1, "InputMetadata.input_ids", "all(0 <= input_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 5, 3, -1, "InputMetadata.input_ids", "all(0 <= input_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* positions: all(0 <= positions < max_pos) */
     do {
@@ -1502,9 +1491,9 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->max_pos, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->max_pos));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_pos)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->max_pos))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 6, 4, -1, "InputMetadata.positions", "all(0 <= positions < max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_pos)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 6, 4, -1, "InputMetadata.positions", "all(0 <= positions < max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* positions: all(positions == repeat(diff(cu_seqlens_k) - diff(cu_seqlens_q), diff(cu_seqlens_q)) + ramp(diff(cu_seqlens_q))) */
     if (level >= DI_LEVEL_FULL) do {
@@ -1597,9 +1586,9 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(0));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 9, 7, -1, "InputMetadata.ngram_token_ids", "all(ngram_token_ids >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 9, 7, -1, "InputMetadata.ngram_token_ids", "all(ngram_token_ids >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* seqlens_q: all(1 <= seqlens_q <= Q) */
     do {
@@ -1607,12 +1596,11 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         const int32_t *f0 = rec->seqlens_q.data; const int64_t n0 = di_size(&rec->seqlens_q);
         (void)f0; (void)n0;
         const int64_t s1 = di_add((int64_t)l->num_draft, INT64_C(1));
-        const int64_t s2 = di_add((int64_t)l->num_draft, INT64_C(1));
-        if (di_in_range(f0, n0, INT64_C(1), s2)) continue;
+        if (di_in_range(f0, n0, INT64_C(1), s1)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= s1));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) <= s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 10, 8, -1, "InputMetadata.seqlens_q", "all(1 <= seqlens_q <= Q)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 10, 8, -1, "InputMetadata.seqlens_q", "all(1 <= seqlens_q <= Q)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* seqlens_q: sum(seqlens_q) == T */
     do {
@@ -1626,13 +1614,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
                 red1 = di_add(red1, ((int64_t)f0[i]));
             }
         }
-        int64_t red2 = 0;
-        {
-            for (int64_t i = 0; i < n0; i++) {
-                red2 = di_add(red2, ((int64_t)f0[i]));
-            }
-        }
-        if (!(red1 == d_T)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 10, 9, -1, "InputMetadata.seqlens_q", "sum(seqlens_q) == T", step_id}, -1, 0, true, red2);
+        if (!(red1 == d_T)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 10, 9, -1, "InputMetadata.seqlens_q", "sum(seqlens_q) == T", step_id}, -1, 0, true, red1);
     } while (0);
     /* seqlens_q: all(seqlens_q == step.seqlens_q) */
     if (step != NULL) do {
@@ -1643,9 +1625,9 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         const int32_t *f1 = step->seqlens_q.data; const int64_t n1 = di_size(&step->seqlens_q);
         (void)f1; (void)n1;
         const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == ((int64_t)f1[i]));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 10, 10, -1, "InputMetadata.seqlens_q", "all(seqlens_q == step.seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 10, 10, -1, "InputMetadata.seqlens_q", "all(seqlens_q == step.seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 10, 10, -1, "InputMetadata.seqlens_q", "all(seqlens_q == step.seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* seqlens_k: all(seqlens_q <= seqlens_k <= max_pos) */
@@ -1657,9 +1639,9 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         const int32_t *f1 = rec->seqlens_k.data; const int64_t n1 = di_size(&rec->seqlens_k);
         (void)f1; (void)n1;
         const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((((int64_t)f0[i]) <= ((int64_t)f1[i])) && (((int64_t)f1[i]) <= (int64_t)l->max_pos));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i]))) & ((int32_t)(((int64_t)f1[i])) <= (int32_t)((int64_t)l->max_pos)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((((int64_t)f0[i]) <= ((int64_t)f1[i])) && (((int64_t)f1[i]) <= (int64_t)l->max_pos))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 11, 11, -1, "InputMetadata.seqlens_k", "all(seqlens_q <= seqlens_k <= max_pos)", step_id}, i, 0, true, ((int64_t)f1[i]));
+        if (!(((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i]))) & ((int32_t)(((int64_t)f1[i])) <= (int32_t)((int64_t)l->max_pos)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 11, 11, -1, "InputMetadata.seqlens_k", "all(seqlens_q <= seqlens_k <= max_pos)", step_id}, i, 0, true, ((int64_t)f1[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 11, 11, -1, "InputMetadata.seqlens_k", "all(seqlens_q <= seqlens_k <= max_pos)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
     } while (0);
     /* seqlens_k: all(seqlens_k == step.seqlens_k) */
@@ -1671,9 +1653,9 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         const int32_t *f1 = step->seqlens_k.data; const int64_t n1 = di_size(&step->seqlens_k);
         (void)f1; (void)n1;
         const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == ((int64_t)f1[i]));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 11, 12, -1, "InputMetadata.seqlens_k", "all(seqlens_k == step.seqlens_k)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 11, 12, -1, "InputMetadata.seqlens_k", "all(seqlens_k == step.seqlens_k)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 11, 12, -1, "InputMetadata.seqlens_k", "all(seqlens_k == step.seqlens_k)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* cu_seqlens_q: cu_seqlens_q[0] == 0 */
@@ -1684,10 +1666,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         const int64_t len1 = n0;
         const int64_t at2 = di_index(INT64_C(0), len1);
         if (at2 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 12, 13, -1, "InputMetadata.cu_seqlens_q", "cu_seqlens_q[0] == 0", step_id}, -1, 0, true, 0); }
-        const int64_t len3 = n0;
-        const int64_t at4 = di_index(INT64_C(0), len3);
-        if (at4 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 12, 13, -1, "InputMetadata.cu_seqlens_q", "cu_seqlens_q[0] == 0", step_id}, -1, 0, true, 0); }
-        if (!(((int64_t)f0[at2]) == INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 12, 13, -1, "InputMetadata.cu_seqlens_q", "cu_seqlens_q[0] == 0", step_id}, -1, 0, true, ((int64_t)f0[at4]));
+        if (!(((int64_t)f0[at2]) == INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 12, 13, -1, "InputMetadata.cu_seqlens_q", "cu_seqlens_q[0] == 0", step_id}, -1, 0, true, ((int64_t)f0[at2]));
     } while (0);
     /* cu_seqlens_q: all(diff(cu_seqlens_q) >= 1) */
     do {
@@ -1708,10 +1687,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         const int64_t len1 = n0;
         const int64_t at2 = di_index(INT64_C(-1), len1);
         if (at2 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 12, 15, -1, "InputMetadata.cu_seqlens_q", "cu_seqlens_q[-1] == T", step_id}, -1, 0, true, 0); }
-        const int64_t len3 = n0;
-        const int64_t at4 = di_index(INT64_C(-1), len3);
-        if (at4 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 12, 15, -1, "InputMetadata.cu_seqlens_q", "cu_seqlens_q[-1] == T", step_id}, -1, 0, true, 0); }
-        if (!(((int64_t)f0[at2]) == d_T)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 12, 15, -1, "InputMetadata.cu_seqlens_q", "cu_seqlens_q[-1] == T", step_id}, -1, 0, true, ((int64_t)f0[at4]));
+        if (!(((int64_t)f0[at2]) == d_T)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 12, 15, -1, "InputMetadata.cu_seqlens_q", "cu_seqlens_q[-1] == T", step_id}, -1, 0, true, ((int64_t)f0[at2]));
     } while (0);
     /* cu_seqlens_q: all(diff(cu_seqlens_q) == step.seqlens_q) */
     if (step != NULL) do {
@@ -1735,10 +1711,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         const int64_t len1 = n0;
         const int64_t at2 = di_index(INT64_C(0), len1);
         if (at2 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 13, 17, -1, "InputMetadata.cu_seqlens_k", "cu_seqlens_k[0] == 0", step_id}, -1, 0, true, 0); }
-        const int64_t len3 = n0;
-        const int64_t at4 = di_index(INT64_C(0), len3);
-        if (at4 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 13, 17, -1, "InputMetadata.cu_seqlens_k", "cu_seqlens_k[0] == 0", step_id}, -1, 0, true, 0); }
-        if (!(((int64_t)f0[at2]) == INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 13, 17, -1, "InputMetadata.cu_seqlens_k", "cu_seqlens_k[0] == 0", step_id}, -1, 0, true, ((int64_t)f0[at4]));
+        if (!(((int64_t)f0[at2]) == INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 13, 17, -1, "InputMetadata.cu_seqlens_k", "cu_seqlens_k[0] == 0", step_id}, -1, 0, true, ((int64_t)f0[at2]));
     } while (0);
     /* cu_seqlens_k: all(diff(cu_seqlens_k) >= diff(cu_seqlens_q)) */
     do {
@@ -1776,9 +1749,9 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         const int64_t d_T = (int64_t)rec->total_q;
         if (di_in_range(f0, n0, INT64_C(1), d_T)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= d_T));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) <= d_T));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 14, 20, -1, "InputMetadata.cu_seqlens_q_incl", "all(1 <= cu_seqlens_q_incl <= T)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) <= d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 14, 20, -1, "InputMetadata.cu_seqlens_q_incl", "all(1 <= cu_seqlens_q_incl <= T)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* cu_seqlens_q_incl: all(cu_seqlens_q_incl == cumsum(seqlens_q)) */
     if (level >= DI_LEVEL_FULL) do {
@@ -1804,14 +1777,13 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         (void)f0; (void)n0;
         if (!((int64_t)l->cp > INT64_C(1))) continue;
         const int64_t s1 = di_mul(INT64_C(2), (int64_t)l->cp);
-        const int64_t s2 = di_mul(INT64_C(2), (int64_t)l->cp);
-        int64_t red3 = 0;
+        int64_t red2 = 0;
         {
             for (int64_t i = 0; i < di_max(n0 - 1, 0); i++) {
-                red3 = di_add(red3, di_floordiv(di_sub(di_add(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])), s1), INT64_C(1)), s2));
+                red2 = di_add(red2, di_floordiv(di_sub(di_add(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])), s1), INT64_C(1)), s1));
             }
         }
-        if (!((int64_t)rec->cp_mirror_len == di_mul(INT64_C(2), red3))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 15, 23, -1, "InputMetadata.cp_mirror_len", "cp > 1 implies cp_mirror_len == 2 * sum((diff(cu_seqlens_q) + 2 * cp - 1) // (2 * cp))", step_id}, -1, 0, true, (int64_t)rec->cp_mirror_len);
+        if (!((int64_t)rec->cp_mirror_len == di_mul(INT64_C(2), red2))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 15, 23, -1, "InputMetadata.cp_mirror_len", "cp > 1 implies cp_mirror_len == 2 * sum((diff(cu_seqlens_q) + 2 * cp - 1) // (2 * cp))", step_id}, -1, 0, true, (int64_t)rec->cp_mirror_len);
     } while (0);
     /* mirror_index: all(-1 <= mirror_index < T) */
     do {
@@ -1821,9 +1793,9 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         const int64_t d_T = (int64_t)rec->total_q;
         if (di_in_range(f0, n0, INT64_C(-1), di_sub(d_T, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < d_T));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < d_T));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 16, 24, -1, "InputMetadata.mirror_index", "all(-1 <= mirror_index < T)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 16, 24, -1, "InputMetadata.mirror_index", "all(-1 <= mirror_index < T)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* mirror_reverse: all(-1 <= mirror_reverse < cp_mirror_len) */
     do {
@@ -1832,9 +1804,9 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)rec->cp_mirror_len, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)rec->cp_mirror_len));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)rec->cp_mirror_len)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)rec->cp_mirror_len))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 17, 25, -1, "InputMetadata.mirror_reverse", "all(-1 <= mirror_reverse < cp_mirror_len)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)rec->cp_mirror_len)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 17, 25, -1, "InputMetadata.mirror_reverse", "all(-1 <= mirror_reverse < cp_mirror_len)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     return 0;
 }
@@ -1844,7 +1816,7 @@ int di_check_input_metadata(const di_input_metadata *rec, const di_limits *l, in
     return di_check_input_metadata_in(rec, NULL, l, level, error);
 }
 
-int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_scheduler_outputs *step, const di_limits *l, int level, di_error *error)
+DI_VECTORISE int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_scheduler_outputs *step, const di_limits *l, int level, di_error *error)
 {
     if (level <= DI_LEVEL_OFF) return 0;
     const uint64_t step_id = step != NULL ? step->step_id : l->step_id;
@@ -2421,9 +2393,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 5, 3, -1, "InputMetadataV41.input_ids", "all(0 <= input_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 5, 3, -1, "InputMetadataV41.input_ids", "all(0 <= input_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* positions: all(0 <= positions < max_pos) */
     do {
@@ -2432,9 +2404,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->max_pos, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->max_pos));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_pos)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->max_pos))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 6, 4, -1, "InputMetadataV41.positions", "all(0 <= positions < max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_pos)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 6, 4, -1, "InputMetadataV41.positions", "all(0 <= positions < max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* positions: all(positions == repeat(diff(cu_seqlens_k) - diff(cu_seqlens_q), diff(cu_seqlens_q)) + ramp(diff(cu_seqlens_q))) */
     if (level >= DI_LEVEL_FULL) do {
@@ -2527,9 +2499,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(0));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 9, 7, -1, "InputMetadataV41.ngram_token_ids", "all(ngram_token_ids >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 9, 7, -1, "InputMetadataV41.ngram_token_ids", "all(ngram_token_ids >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* seqlens_q: all(1 <= seqlens_q <= Q) */
     do {
@@ -2537,12 +2509,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->base.seqlens_q.data; const int64_t n0 = di_size(&rec->base.seqlens_q);
         (void)f0; (void)n0;
         const int64_t s1 = di_add((int64_t)l->num_draft, INT64_C(1));
-        const int64_t s2 = di_add((int64_t)l->num_draft, INT64_C(1));
-        if (di_in_range(f0, n0, INT64_C(1), s2)) continue;
+        if (di_in_range(f0, n0, INT64_C(1), s1)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= s1));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) <= s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 10, 8, -1, "InputMetadataV41.seqlens_q", "all(1 <= seqlens_q <= Q)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 10, 8, -1, "InputMetadataV41.seqlens_q", "all(1 <= seqlens_q <= Q)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* seqlens_q: sum(seqlens_q) == T */
     do {
@@ -2556,13 +2527,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 red1 = di_add(red1, ((int64_t)f0[i]));
             }
         }
-        int64_t red2 = 0;
-        {
-            for (int64_t i = 0; i < n0; i++) {
-                red2 = di_add(red2, ((int64_t)f0[i]));
-            }
-        }
-        if (!(red1 == d_T)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 10, 9, -1, "InputMetadataV41.seqlens_q", "sum(seqlens_q) == T", step_id}, -1, 0, true, red2);
+        if (!(red1 == d_T)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 10, 9, -1, "InputMetadataV41.seqlens_q", "sum(seqlens_q) == T", step_id}, -1, 0, true, red1);
     } while (0);
     /* seqlens_q: all(seqlens_q == step.seqlens_q) */
     if (step != NULL) do {
@@ -2573,9 +2538,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f1 = step->seqlens_q.data; const int64_t n1 = di_size(&step->seqlens_q);
         (void)f1; (void)n1;
         const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == ((int64_t)f1[i]));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 10, 10, -1, "InputMetadataV41.seqlens_q", "all(seqlens_q == step.seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 10, 10, -1, "InputMetadataV41.seqlens_q", "all(seqlens_q == step.seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 10, 10, -1, "InputMetadataV41.seqlens_q", "all(seqlens_q == step.seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* seqlens_k: all(seqlens_q <= seqlens_k <= max_pos) */
@@ -2587,9 +2552,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f1 = rec->base.seqlens_k.data; const int64_t n1 = di_size(&rec->base.seqlens_k);
         (void)f1; (void)n1;
         const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((((int64_t)f0[i]) <= ((int64_t)f1[i])) && (((int64_t)f1[i]) <= (int64_t)l->max_pos));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i]))) & ((int32_t)(((int64_t)f1[i])) <= (int32_t)((int64_t)l->max_pos)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((((int64_t)f0[i]) <= ((int64_t)f1[i])) && (((int64_t)f1[i]) <= (int64_t)l->max_pos))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 11, 11, -1, "InputMetadataV41.seqlens_k", "all(seqlens_q <= seqlens_k <= max_pos)", step_id}, i, 0, true, ((int64_t)f1[i]));
+        if (!(((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i]))) & ((int32_t)(((int64_t)f1[i])) <= (int32_t)((int64_t)l->max_pos)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 11, 11, -1, "InputMetadataV41.seqlens_k", "all(seqlens_q <= seqlens_k <= max_pos)", step_id}, i, 0, true, ((int64_t)f1[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 11, 11, -1, "InputMetadataV41.seqlens_k", "all(seqlens_q <= seqlens_k <= max_pos)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
     } while (0);
     /* seqlens_k: all(seqlens_k == step.seqlens_k) */
@@ -2601,9 +2566,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f1 = step->seqlens_k.data; const int64_t n1 = di_size(&step->seqlens_k);
         (void)f1; (void)n1;
         const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == ((int64_t)f1[i]));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 11, 12, -1, "InputMetadataV41.seqlens_k", "all(seqlens_k == step.seqlens_k)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 11, 12, -1, "InputMetadataV41.seqlens_k", "all(seqlens_k == step.seqlens_k)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 11, 12, -1, "InputMetadataV41.seqlens_k", "all(seqlens_k == step.seqlens_k)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* cu_seqlens_q: cu_seqlens_q[0] == 0 */
@@ -2614,10 +2579,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t len1 = n0;
         const int64_t at2 = di_index(INT64_C(0), len1);
         if (at2 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 12, 13, -1, "InputMetadataV41.cu_seqlens_q", "cu_seqlens_q[0] == 0", step_id}, -1, 0, true, 0); }
-        const int64_t len3 = n0;
-        const int64_t at4 = di_index(INT64_C(0), len3);
-        if (at4 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 12, 13, -1, "InputMetadataV41.cu_seqlens_q", "cu_seqlens_q[0] == 0", step_id}, -1, 0, true, 0); }
-        if (!(((int64_t)f0[at2]) == INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 12, 13, -1, "InputMetadataV41.cu_seqlens_q", "cu_seqlens_q[0] == 0", step_id}, -1, 0, true, ((int64_t)f0[at4]));
+        if (!(((int64_t)f0[at2]) == INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 12, 13, -1, "InputMetadataV41.cu_seqlens_q", "cu_seqlens_q[0] == 0", step_id}, -1, 0, true, ((int64_t)f0[at2]));
     } while (0);
     /* cu_seqlens_q: all(diff(cu_seqlens_q) >= 1) */
     do {
@@ -2638,10 +2600,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t len1 = n0;
         const int64_t at2 = di_index(INT64_C(-1), len1);
         if (at2 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 12, 15, -1, "InputMetadataV41.cu_seqlens_q", "cu_seqlens_q[-1] == T", step_id}, -1, 0, true, 0); }
-        const int64_t len3 = n0;
-        const int64_t at4 = di_index(INT64_C(-1), len3);
-        if (at4 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 12, 15, -1, "InputMetadataV41.cu_seqlens_q", "cu_seqlens_q[-1] == T", step_id}, -1, 0, true, 0); }
-        if (!(((int64_t)f0[at2]) == d_T)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 12, 15, -1, "InputMetadataV41.cu_seqlens_q", "cu_seqlens_q[-1] == T", step_id}, -1, 0, true, ((int64_t)f0[at4]));
+        if (!(((int64_t)f0[at2]) == d_T)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 12, 15, -1, "InputMetadataV41.cu_seqlens_q", "cu_seqlens_q[-1] == T", step_id}, -1, 0, true, ((int64_t)f0[at2]));
     } while (0);
     /* cu_seqlens_q: all(diff(cu_seqlens_q) == step.seqlens_q) */
     if (step != NULL) do {
@@ -2665,10 +2624,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t len1 = n0;
         const int64_t at2 = di_index(INT64_C(0), len1);
         if (at2 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 13, 17, -1, "InputMetadataV41.cu_seqlens_k", "cu_seqlens_k[0] == 0", step_id}, -1, 0, true, 0); }
-        const int64_t len3 = n0;
-        const int64_t at4 = di_index(INT64_C(0), len3);
-        if (at4 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 13, 17, -1, "InputMetadataV41.cu_seqlens_k", "cu_seqlens_k[0] == 0", step_id}, -1, 0, true, 0); }
-        if (!(((int64_t)f0[at2]) == INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 13, 17, -1, "InputMetadataV41.cu_seqlens_k", "cu_seqlens_k[0] == 0", step_id}, -1, 0, true, ((int64_t)f0[at4]));
+        if (!(((int64_t)f0[at2]) == INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 13, 17, -1, "InputMetadataV41.cu_seqlens_k", "cu_seqlens_k[0] == 0", step_id}, -1, 0, true, ((int64_t)f0[at2]));
     } while (0);
     /* cu_seqlens_k: all(diff(cu_seqlens_k) >= diff(cu_seqlens_q)) */
     do {
@@ -2706,9 +2662,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t d_T = (int64_t)rec->base.total_q;
         if (di_in_range(f0, n0, INT64_C(1), d_T)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= d_T));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) <= d_T));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 14, 20, -1, "InputMetadataV41.cu_seqlens_q_incl", "all(1 <= cu_seqlens_q_incl <= T)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) <= d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 14, 20, -1, "InputMetadataV41.cu_seqlens_q_incl", "all(1 <= cu_seqlens_q_incl <= T)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* cu_seqlens_q_incl: all(cu_seqlens_q_incl == cumsum(seqlens_q)) */
     if (level >= DI_LEVEL_FULL) do {
@@ -2734,14 +2690,13 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         (void)f0; (void)n0;
         if (!((int64_t)l->cp > INT64_C(1))) continue;
         const int64_t s1 = di_mul(INT64_C(2), (int64_t)l->cp);
-        const int64_t s2 = di_mul(INT64_C(2), (int64_t)l->cp);
-        int64_t red3 = 0;
+        int64_t red2 = 0;
         {
             for (int64_t i = 0; i < di_max(n0 - 1, 0); i++) {
-                red3 = di_add(red3, di_floordiv(di_sub(di_add(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])), s1), INT64_C(1)), s2));
+                red2 = di_add(red2, di_floordiv(di_sub(di_add(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])), s1), INT64_C(1)), s1));
             }
         }
-        if (!((int64_t)rec->base.cp_mirror_len == di_mul(INT64_C(2), red3))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 15, 23, -1, "InputMetadataV41.cp_mirror_len", "cp > 1 implies cp_mirror_len == 2 * sum((diff(cu_seqlens_q) + 2 * cp - 1) // (2 * cp))", step_id}, -1, 0, true, (int64_t)rec->base.cp_mirror_len);
+        if (!((int64_t)rec->base.cp_mirror_len == di_mul(INT64_C(2), red2))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 15, 23, -1, "InputMetadataV41.cp_mirror_len", "cp > 1 implies cp_mirror_len == 2 * sum((diff(cu_seqlens_q) + 2 * cp - 1) // (2 * cp))", step_id}, -1, 0, true, (int64_t)rec->base.cp_mirror_len);
     } while (0);
     /* mirror_index: all(-1 <= mirror_index < T) */
     do {
@@ -2751,9 +2706,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t d_T = (int64_t)rec->base.total_q;
         if (di_in_range(f0, n0, INT64_C(-1), di_sub(d_T, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < d_T));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < d_T));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 16, 24, -1, "InputMetadataV41.mirror_index", "all(-1 <= mirror_index < T)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 16, 24, -1, "InputMetadataV41.mirror_index", "all(-1 <= mirror_index < T)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* mirror_reverse: all(-1 <= mirror_reverse < cp_mirror_len) */
     do {
@@ -2762,9 +2717,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)rec->base.cp_mirror_len, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)rec->base.cp_mirror_len));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)rec->base.cp_mirror_len)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)rec->base.cp_mirror_len))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 17, 25, -1, "InputMetadataV41.mirror_reverse", "all(-1 <= mirror_reverse < cp_mirror_len)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)rec->base.cp_mirror_len)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 17, 25, -1, "InputMetadataV41.mirror_reverse", "all(-1 <= mirror_reverse < cp_mirror_len)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* positions_c: all(0 <= positions_c[r] < max_pos) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -2773,9 +2728,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->max_pos, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->max_pos));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_pos)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->max_pos))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 18, 26, (int32_t)r, "InputMetadataV41.positions_c", "all(0 <= positions_c[r] < max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_pos)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 18, 26, (int32_t)r, "InputMetadataV41.positions_c", "all(0 <= positions_c[r] < max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* positions_c: is_prompt == 0 implies all(positions_c[r] == where((positions + 1) % r == 0, positions // r * r, 0)) */
     if (level >= DI_LEVEL_FULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -2856,12 +2811,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->slot_main[b].data; const int64_t n0 = di_size(&rec->slot_main[b]);
         (void)f0; (void)n0;
         const int64_t s1 = di_mul((int64_t)l->num_blocks, di_floordiv((int64_t)l->block_size, r));
-        const int64_t s2 = di_mul((int64_t)l->num_blocks, di_floordiv((int64_t)l->block_size, r));
-        if (di_in_range(f0, n0, INT64_C(-1), di_sub(s2, 1))) continue;
+        if (di_in_range(f0, n0, INT64_C(-1), di_sub(s1, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 29, (int32_t)r, "InputMetadataV41.slot_main", "all(-1 <= slot_main[r] < NB * (BS // r))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 29, (int32_t)r, "InputMetadataV41.slot_main", "all(-1 <= slot_main[r] < NB * (BS // r))", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* slot_main: is_prompt == 0 implies all((slot_main[r] != -1) == ((positions + 1) % r == 0)) */
     if (level >= DI_LEVEL_FULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -2873,9 +2827,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         (void)f1; (void)n1;
         if (!((int64_t)rec->base.is_prompt == INT64_C(0))) continue;
         const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((((int64_t)f0[i]) != INT64_C(-1)) == (di_mod(di_add(((int64_t)f1[i]), INT64_C(1)), r) == INT64_C(0)));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(-1))) == (di_mod(di_add(((int64_t)f1[i]), INT64_C(1)), r) == INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((((int64_t)f0[i]) != INT64_C(-1)) == (di_mod(di_add(((int64_t)f1[i]), INT64_C(1)), r) == INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 30, (int32_t)r, "InputMetadataV41.slot_main", "is_prompt == 0 implies all((slot_main[r] != -1) == ((positions + 1) % r == 0))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(-1))) == (di_mod(di_add(((int64_t)f1[i]), INT64_C(1)), r) == INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 30, (int32_t)r, "InputMetadataV41.slot_main", "is_prompt == 0 implies all((slot_main[r] != -1) == ((positions + 1) % r == 0))", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 30, (int32_t)r, "InputMetadataV41.slot_main", "is_prompt == 0 implies all((slot_main[r] != -1) == ((positions + 1) % r == 0))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
     /* slot_main: all(slot_main[r] != -1 implies repeat(diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r, diff(cu_compressed_q[r])) > 0) */
@@ -2905,7 +2859,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             }
             if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
             left1--; at1++;
-            if (!(!(((int64_t)f0[i]) != INT64_C(-1)) || (value1 > INT64_C(0)))) { bad = i; shown = ((int64_t)f0[i]); break; }
+            if (!(!((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(-1))) | (value1 > INT64_C(0)))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 31, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] != -1 implies repeat(diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r, diff(cu_compressed_q[r])) > 0)", step_id}, bad, 0, true, shown);
         int rest2 = left1 != 0 || wrong1 || di_max(n3 - 1, 0) != di_max(n1 - 1, 0) || di_max(n3 - 1, 0) != di_max(n2 - 1, 0);
@@ -2950,7 +2904,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             }
             if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
             left1--; at1++;
-            if (!((((int64_t)f0[i]) == INT64_C(-1)) || (di_floordiv(((int64_t)f1[i]), (int64_t)l->block_size) < value1))) { bad = i; shown = ((int64_t)f0[i]); break; }
+            if (!(((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | (di_floordiv(((int64_t)f1[i]), (int64_t)l->block_size) < value1))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 33, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or positions_c[r] // BS < repeat(diff(step.bt_offsets), diff(cu_compressed_q[r])))", step_id}, bad, 0, true, shown);
         int rest2 = left1 != 0 || wrong1 || di_max(n3 - 1, 0) != di_max(n2 - 1, 0);
@@ -2990,7 +2944,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             left2--; at2++;
             const int64_t g1 = di_add(value2, di_floordiv(((int64_t)f4[i]), (int64_t)l->block_size));
             if (g1 < 0 || g1 >= n1) { bad = i; shown = ((int64_t)f0[i]); break; }
-            if (!((((int64_t)f0[i]) == INT64_C(-1)) || (((int64_t)f0[i]) == di_add(di_mul(((int64_t)f1[g1]), s4), di_floordiv(di_mod(((int64_t)f4[i]), (int64_t)l->block_size), r))))) { bad = i; shown = ((int64_t)f0[i]); break; }
+            if (!(((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | (((int64_t)f0[i]) == di_add(di_mul(((int64_t)f1[g1]), s4), di_floordiv(di_mod(((int64_t)f4[i]), (int64_t)l->block_size), r))))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 34, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or slot_main[r] == gather(step.bt_ids, repeat(step.bt_offsets[:-1], diff(cu_compressed_q[r])) + positions_c[r] // BS) * (BS // r) + positions_c[r] % BS // r)", step_id}, bad, 0, true, shown);
         int rest3 = left2 != 0 || wrong2 || di_max(n3 - 1, 0) != di_max(n2 - 1, 0);
@@ -3024,7 +2978,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             }
             if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
             left1--; at1++;
-            if (!((((int64_t)f0[i]) == INT64_C(-1)) || (di_floordiv(((int64_t)f1[i]), (int64_t)l->block_size) < value1))) { bad = i; shown = ((int64_t)f0[i]); break; }
+            if (!(((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | (di_floordiv(((int64_t)f1[i]), (int64_t)l->block_size) < value1))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 35, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or positions_c[r] // BS < repeat(diff(step.bt_offsets), seqlens_q))", step_id}, bad, 0, true, shown);
         int rest2 = left1 != 0 || wrong1 || n3 != di_max(n2 - 1, 0);
@@ -3064,7 +3018,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             left2--; at2++;
             const int64_t g1 = di_add(value2, di_floordiv(((int64_t)f4[i]), (int64_t)l->block_size));
             if (g1 < 0 || g1 >= n1) { bad = i; shown = ((int64_t)f0[i]); break; }
-            if (!((((int64_t)f0[i]) == INT64_C(-1)) || (((int64_t)f0[i]) == di_add(di_mul(((int64_t)f1[g1]), s4), di_floordiv(di_mod(((int64_t)f4[i]), (int64_t)l->block_size), r))))) { bad = i; shown = ((int64_t)f0[i]); break; }
+            if (!(((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | (((int64_t)f0[i]) == di_add(di_mul(((int64_t)f1[g1]), s4), di_floordiv(di_mod(((int64_t)f4[i]), (int64_t)l->block_size), r))))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 36, (int32_t)r, "InputMetadataV41.slot_main", "all(slot_main[r] == -1 or slot_main[r] == gather(step.bt_ids, repeat(step.bt_offsets[:-1], seqlens_q) + positions_c[r] // BS) * (BS // r) + positions_c[r] % BS // r)", step_id}, bad, 0, true, shown);
         int rest3 = left2 != 0 || wrong2 || n3 != di_max(n2 - 1, 0);
@@ -3077,12 +3031,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->slot_swa.data; const int64_t n0 = di_size(&rec->slot_swa);
         (void)f0; (void)n0;
         const int64_t s1 = di_mul((int64_t)l->num_swa_slots, (int64_t)l->swa_ring);
-        const int64_t s2 = di_mul((int64_t)l->num_swa_slots, (int64_t)l->swa_ring);
-        if (di_in_range(f0, n0, INT64_C(-1), di_sub(s2, 1))) continue;
+        if (di_in_range(f0, n0, INT64_C(-1), di_sub(s1, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 20, 37, -1, "InputMetadataV41.slot_swa", "all(-1 <= slot_swa < num_swa_slots * SW)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 20, 37, -1, "InputMetadataV41.slot_swa", "all(-1 <= slot_swa < num_swa_slots * SW)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* slot_swa: is_prompt == 0 implies all(slot_swa == swa_slot_idx * SW + positions % SW) */
     if (level >= DI_LEVEL_FULL) do {
@@ -3169,12 +3122,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->state_slot_idx.data; const int64_t n0 = di_size(&rec->state_slot_idx);
         (void)f0; (void)n0;
         const int64_t s1 = di_max((int64_t)l->num_state_slots, INT64_C(1));
-        const int64_t s2 = di_max((int64_t)l->num_state_slots, INT64_C(1));
-        if (di_in_range(f0, n0, INT64_C(0), di_sub(s2, 1))) continue;
+        if (di_in_range(f0, n0, INT64_C(0), di_sub(s1, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, 41, -1, "InputMetadataV41.state_slot_idx", "all(0 <= state_slot_idx < maximum(num_state_slots, 1))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, 41, -1, "InputMetadataV41.state_slot_idx", "all(0 <= state_slot_idx < maximum(num_state_slots, 1))", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* state_slot_idx: is_prompt == 1 implies all(state_slot_idx == step.state_slot) */
     if (step != NULL) do {
@@ -3186,9 +3138,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         (void)f1; (void)n1;
         if (!((int64_t)rec->base.is_prompt == INT64_C(1))) continue;
         const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == ((int64_t)f1[i]));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, 42, -1, "InputMetadataV41.state_slot_idx", "is_prompt == 1 implies all(state_slot_idx == step.state_slot)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, 42, -1, "InputMetadataV41.state_slot_idx", "is_prompt == 1 implies all(state_slot_idx == step.state_slot)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, 42, -1, "InputMetadataV41.state_slot_idx", "is_prompt == 1 implies all(state_slot_idx == step.state_slot)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* state_slot_idx: all(state_slot_idx == repeat(step.state_slot, seqlens_q)) */
@@ -3228,12 +3180,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->swa_slot_idx.data; const int64_t n0 = di_size(&rec->swa_slot_idx);
         (void)f0; (void)n0;
         const int64_t s1 = di_max((int64_t)l->num_swa_slots, INT64_C(1));
-        const int64_t s2 = di_max((int64_t)l->num_swa_slots, INT64_C(1));
-        if (di_in_range(f0, n0, INT64_C(0), di_sub(s2, 1))) continue;
+        if (di_in_range(f0, n0, INT64_C(0), di_sub(s1, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, 44, -1, "InputMetadataV41.swa_slot_idx", "all(0 <= swa_slot_idx < maximum(num_swa_slots, 1))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, 44, -1, "InputMetadataV41.swa_slot_idx", "all(0 <= swa_slot_idx < maximum(num_swa_slots, 1))", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* swa_slot_idx: is_prompt == 1 implies all(swa_slot_idx == step.swa_slot) */
     if (step != NULL) do {
@@ -3245,9 +3196,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         (void)f1; (void)n1;
         if (!((int64_t)rec->base.is_prompt == INT64_C(1))) continue;
         const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == ((int64_t)f1[i]));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, 45, -1, "InputMetadataV41.swa_slot_idx", "is_prompt == 1 implies all(swa_slot_idx == step.swa_slot)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, 45, -1, "InputMetadataV41.swa_slot_idx", "is_prompt == 1 implies all(swa_slot_idx == step.swa_slot)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, 45, -1, "InputMetadataV41.swa_slot_idx", "is_prompt == 1 implies all(swa_slot_idx == step.swa_slot)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* swa_slot_idx: all(swa_slot_idx == repeat(step.swa_slot, seqlens_q)) */
@@ -3289,10 +3240,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t len1 = n0;
         const int64_t at2 = di_index(INT64_C(0), len1);
         if (at2 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 23, 47, (int32_t)r, "InputMetadataV41.cu_compressed_q", "cu_compressed_q[r][0] == 0", step_id}, -1, 0, true, 0); }
-        const int64_t len3 = n0;
-        const int64_t at4 = di_index(INT64_C(0), len3);
-        if (at4 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 23, 47, (int32_t)r, "InputMetadataV41.cu_compressed_q", "cu_compressed_q[r][0] == 0", step_id}, -1, 0, true, 0); }
-        if (!(((int64_t)f0[at2]) == INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 23, 47, (int32_t)r, "InputMetadataV41.cu_compressed_q", "cu_compressed_q[r][0] == 0", step_id}, -1, 0, true, ((int64_t)f0[at4]));
+        if (!(((int64_t)f0[at2]) == INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 23, 47, (int32_t)r, "InputMetadataV41.cu_compressed_q", "cu_compressed_q[r][0] == 0", step_id}, -1, 0, true, ((int64_t)f0[at2]));
     }
     /* cu_compressed_q: all(diff(cu_compressed_q[r]) == maximum(1, diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r)) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -3317,9 +3265,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->load_swa.data; const int64_t n0 = di_size(&rec->load_swa);
         (void)f0; (void)n0;
         const int64_t n = (n0 / 4); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i * 4 + 0])) && (((int64_t)f0[i * 4 + 0]) < (int64_t)l->num_swa_slots));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i * 4 + 0]))) & ((int32_t)(((int64_t)f0[i * 4 + 0])) < (int32_t)((int64_t)l->num_swa_slots)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(-1) <= ((int64_t)f0[i * 4 + 0])) && (((int64_t)f0[i * 4 + 0]) < (int64_t)l->num_swa_slots))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 49, -1, "InputMetadataV41.load_swa", "all(-1 <= load_swa[:, 0] < num_swa_slots)", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 0]));
+        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i * 4 + 0]))) & ((int32_t)(((int64_t)f0[i * 4 + 0])) < (int32_t)((int64_t)l->num_swa_slots)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 49, -1, "InputMetadataV41.load_swa", "all(-1 <= load_swa[:, 0] < num_swa_slots)", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 0]));
     } while (0);
     /* load_swa: all(0 <= load_swa[:, 1] < load_swa[:, 2]) */
     do {
@@ -3327,9 +3275,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->load_swa.data; const int64_t n0 = di_size(&rec->load_swa);
         (void)f0; (void)n0;
         const int64_t n = (n0 / 4); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i * 4 + 1])) && (((int64_t)f0[i * 4 + 1]) < ((int64_t)f0[i * 4 + 2])));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 4 + 1]))) & ((int32_t)(((int64_t)f0[i * 4 + 1])) < (int32_t)(((int64_t)f0[i * 4 + 2]))));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i * 4 + 1])) && (((int64_t)f0[i * 4 + 1]) < ((int64_t)f0[i * 4 + 2])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 50, -1, "InputMetadataV41.load_swa", "all(0 <= load_swa[:, 1] < load_swa[:, 2])", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 1]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 4 + 1]))) & ((int32_t)(((int64_t)f0[i * 4 + 1])) < (int32_t)(((int64_t)f0[i * 4 + 2]))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 50, -1, "InputMetadataV41.load_swa", "all(0 <= load_swa[:, 1] < load_swa[:, 2])", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 1]));
     } while (0);
     /* load_swa: all(load_swa[:, 2] <= where(load_swa[:, 0] == -1, W, SW)) */
     do {
@@ -3337,9 +3285,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->load_swa.data; const int64_t n0 = di_size(&rec->load_swa);
         (void)f0; (void)n0;
         const int64_t n = (n0 / 4); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i * 4 + 2]) <= ((((int64_t)f0[i * 4 + 0]) == INT64_C(-1)) ? (int64_t)l->window : (int64_t)l->swa_ring));
+        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i * 4 + 2]) <= (((int32_t)(((int64_t)f0[i * 4 + 0])) == (int32_t)(INT64_C(-1))) ? (int64_t)l->window : (int64_t)l->swa_ring));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i * 4 + 2]) <= ((((int64_t)f0[i * 4 + 0]) == INT64_C(-1)) ? (int64_t)l->window : (int64_t)l->swa_ring))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 51, -1, "InputMetadataV41.load_swa", "all(load_swa[:, 2] <= where(load_swa[:, 0] == -1, W, SW))", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 2]));
+        if (!(((int64_t)f0[i * 4 + 2]) <= (((int32_t)(((int64_t)f0[i * 4 + 0])) == (int32_t)(INT64_C(-1))) ? (int64_t)l->window : (int64_t)l->swa_ring))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 51, -1, "InputMetadataV41.load_swa", "all(load_swa[:, 2] <= where(load_swa[:, 0] == -1, W, SW))", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 2]));
     } while (0);
     /* load_swa: all(load_swa[:, 3] == cumsum(load_swa[:, 2] - load_swa[:, 1]) - (load_swa[:, 2] - load_swa[:, 1])) */
     do {
@@ -3366,13 +3314,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 red1 = di_add(red1, di_sub(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 1])));
             }
         }
-        int64_t red2 = 0;
-        {
-            for (int64_t i = 0; i < (n0 / 4); i++) {
-                red2 = di_add(red2, di_sub(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 1])));
-            }
-        }
-        if (!(red1 == (int64_t)rec->total_k_swa)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 53, -1, "InputMetadataV41.load_swa", "sum(load_swa[:, 2] - load_swa[:, 1]) == total_k_swa", step_id}, -1, 0, true, red2);
+        if (!(red1 == (int64_t)rec->total_k_swa)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 53, -1, "InputMetadataV41.load_swa", "sum(load_swa[:, 2] - load_swa[:, 1]) == total_k_swa", step_id}, -1, 0, true, red1);
     } while (0);
     /* load_swa: LS <= 3 * N */
     do {
@@ -3392,9 +3334,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->load_main[b].data; const int64_t n0 = di_size(&rec->load_main[b]);
         (void)f0; (void)n0;
         const int64_t n = (n0 / 4); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((INT64_C(-1) <= ((int64_t)f0[i * 4 + 0])) && (((int64_t)f0[i * 4 + 0]) < (int64_t)l->num_blocks)) && (((int64_t)f0[i * 4 + 0]) != INT64_C(0)));
+        for (int64_t i = 0; i < n; i++) ok &= ((((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i * 4 + 0]))) & ((int32_t)(((int64_t)f0[i * 4 + 0])) < (int32_t)((int64_t)l->num_blocks))) & ((int32_t)(((int64_t)f0[i * 4 + 0])) != (int32_t)(INT64_C(0))));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((INT64_C(-1) <= ((int64_t)f0[i * 4 + 0])) && (((int64_t)f0[i * 4 + 0]) < (int64_t)l->num_blocks)) && (((int64_t)f0[i * 4 + 0]) != INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 56, (int32_t)r, "InputMetadataV41.load_main", "all(-1 <= load_main[r][:, 0] < NB and load_main[r][:, 0] != 0)", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 0]));
+        if (!((((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i * 4 + 0]))) & ((int32_t)(((int64_t)f0[i * 4 + 0])) < (int32_t)((int64_t)l->num_blocks))) & ((int32_t)(((int64_t)f0[i * 4 + 0])) != (int32_t)(INT64_C(0))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 56, (int32_t)r, "InputMetadataV41.load_main", "all(-1 <= load_main[r][:, 0] < NB and load_main[r][:, 0] != 0)", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 0]));
     }
     /* load_main: all(0 <= load_main[r][:, 1] < load_main[r][:, 2]) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -3402,9 +3344,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->load_main[b].data; const int64_t n0 = di_size(&rec->load_main[b]);
         (void)f0; (void)n0;
         const int64_t n = (n0 / 4); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i * 4 + 1])) && (((int64_t)f0[i * 4 + 1]) < ((int64_t)f0[i * 4 + 2])));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 4 + 1]))) & ((int32_t)(((int64_t)f0[i * 4 + 1])) < (int32_t)(((int64_t)f0[i * 4 + 2]))));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i * 4 + 1])) && (((int64_t)f0[i * 4 + 1]) < ((int64_t)f0[i * 4 + 2])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 57, (int32_t)r, "InputMetadataV41.load_main", "all(0 <= load_main[r][:, 1] < load_main[r][:, 2])", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 1]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 4 + 1]))) & ((int32_t)(((int64_t)f0[i * 4 + 1])) < (int32_t)(((int64_t)f0[i * 4 + 2]))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 57, (int32_t)r, "InputMetadataV41.load_main", "all(0 <= load_main[r][:, 1] < load_main[r][:, 2])", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 1]));
     }
     /* load_main: all(load_main[r][:, 2] <= BS // r) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -3442,13 +3384,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
                 red1 = di_add(red1, di_sub(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 1])));
             }
         }
-        int64_t red2 = 0;
-        {
-            for (int64_t i = 0; i < (n0 / 4); i++) {
-                red2 = di_add(red2, di_sub(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 1])));
-            }
-        }
-        if (!(red1 == (int64_t)rec->total_k_main[b])) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 60, (int32_t)r, "InputMetadataV41.load_main", "sum(load_main[r][:, 2] - load_main[r][:, 1]) == total_k_main[r]", step_id}, -1, 0, true, red2);
+        if (!(red1 == (int64_t)rec->total_k_main[b])) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 60, (int32_t)r, "InputMetadataV41.load_main", "sum(load_main[r][:, 2] - load_main[r][:, 1]) == total_k_main[r]", step_id}, -1, 0, true, red1);
     }
     /* load_main: len(load_main[r]) // 4 == sum(maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r))) */
     if (level >= DI_LEVEL_FULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -3459,14 +3395,13 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f1 = rec->base.cu_seqlens_k.data; const int64_t n1 = di_size(&rec->base.cu_seqlens_k);
         (void)f1; (void)n1;
         const int64_t s1 = di_floordiv((int64_t)l->block_size, r);
-        const int64_t s2 = di_floordiv((int64_t)l->block_size, r);
-        int64_t red3 = 0;
+        int64_t red2 = 0;
         {
             for (int64_t i = 0; i < di_max(n1 - 1, 0); i++) {
-                red3 = di_add(red3, di_max(INT64_C(1), di_floordiv(di_sub(di_add(di_floordiv(di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])), r), s1), INT64_C(1)), s2)));
+                red2 = di_add(red2, di_max(INT64_C(1), di_floordiv(di_sub(di_add(di_floordiv(di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])), r), s1), INT64_C(1)), s1)));
             }
         }
-        if (!(di_floordiv(n0, INT64_C(4)) == red3)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 61, (int32_t)r, "InputMetadataV41.load_main", "len(load_main[r]) // 4 == sum(maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r)))", step_id}, -1, 0, true, di_floordiv(n0, INT64_C(4)));
+        if (!(di_floordiv(n0, INT64_C(4)) == red2)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 61, (int32_t)r, "InputMetadataV41.load_main", "len(load_main[r]) // 4 == sum(maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r)))", step_id}, -1, 0, true, di_floordiv(n0, INT64_C(4)));
     }
     /* load_main: all(load_main[r][:, 0] == where(repeat(diff(cu_seqlens_k) // r, maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r))) > 0, gather(step.bt_ids, repeat(step.bt_offsets[:-1], maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r))) + ramp(maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r)))), -1)) */
     if (level >= DI_LEVEL_FULL) if (step != NULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -3483,56 +3418,51 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f3 = step->bt_offsets.data; const int64_t n3 = di_size(&step->bt_offsets);
         (void)f3; (void)n3;
         const int64_t s2 = di_floordiv((int64_t)l->block_size, r);
-        const int64_t s3 = di_floordiv((int64_t)l->block_size, r);
-        const int64_t s7 = di_floordiv((int64_t)l->block_size, r);
-        const int64_t s8 = di_floordiv((int64_t)l->block_size, r);
-        const int64_t s11 = di_floordiv((int64_t)l->block_size, r);
-        const int64_t s12 = di_floordiv((int64_t)l->block_size, r);
         const int64_t n = (n0 / 4); int64_t bad = -1; int64_t shown = 0; int64_t i = 0;
         int64_t j1 = -1, left1 = 0, at1 = -1; int wrong1 = 0;
         int64_t value1 = 0;
-        int64_t j6 = -1, left6 = 0, at6 = -1; int wrong6 = 0;
-        int64_t value6 = 0;
-        int64_t j10 = -1, left10 = 0, at10 = -1; int wrong10 = 0;
+        int64_t j5 = -1, left5 = 0, at5 = -1; int wrong5 = 0;
+        int64_t value5 = 0;
+        int64_t j7 = -1, left7 = 0, at7 = -1; int wrong7 = 0;
         for (; i < n; i++) {
             while (left1 == 0 && j1 + 1 < di_max(n1 - 1, 0)) {
                 j1++;
-                left1 = di_max(INT64_C(1), di_floordiv(di_sub(di_add(di_floordiv(di_sub(((int64_t)f1[(j1 + 1)]), ((int64_t)f1[j1])), r), s2), INT64_C(1)), s3));
+                left1 = di_max(INT64_C(1), di_floordiv(di_sub(di_add(di_floordiv(di_sub(((int64_t)f1[(j1 + 1)]), ((int64_t)f1[j1])), r), s2), INT64_C(1)), s2));
                 value1 = di_floordiv(di_sub(((int64_t)f1[(j1 + 1)]), ((int64_t)f1[j1])), r);
                 at1 = -1;
                 if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
             }
             if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i * 4 + 0]); break; }
             left1--; at1++;
-            while (left6 == 0 && j6 + 1 < di_min(di_max(n1 - 1, 0), di_max(n3 - 1, 0))) {
-                j6++;
-                left6 = di_max(INT64_C(1), di_floordiv(di_sub(di_add(di_floordiv(di_sub(((int64_t)f1[(j6 + 1)]), ((int64_t)f1[j6])), r), s7), INT64_C(1)), s8));
-                value6 = ((int64_t)f3[j6]);
-                at6 = -1;
-                if (left6 < 0) { wrong6 = 1; left6 = 0; break; }
+            while (left5 == 0 && j5 + 1 < di_min(di_max(n1 - 1, 0), di_max(n3 - 1, 0))) {
+                j5++;
+                left5 = di_max(INT64_C(1), di_floordiv(di_sub(di_add(di_floordiv(di_sub(((int64_t)f1[(j5 + 1)]), ((int64_t)f1[j5])), r), s2), INT64_C(1)), s2));
+                value5 = ((int64_t)f3[j5]);
+                at5 = -1;
+                if (left5 < 0) { wrong5 = 1; left5 = 0; break; }
             }
-            if (wrong6 || left6 == 0) { bad = i; shown = ((int64_t)f0[i * 4 + 0]); break; }
-            left6--; at6++;
-            while (left10 == 0 && j10 + 1 < di_max(n1 - 1, 0)) {
-                j10++;
-                left10 = di_max(INT64_C(1), di_floordiv(di_sub(di_add(di_floordiv(di_sub(((int64_t)f1[(j10 + 1)]), ((int64_t)f1[j10])), r), s11), INT64_C(1)), s12));
-                at10 = -1;
-                if (left10 < 0) { wrong10 = 1; left10 = 0; break; }
+            if (wrong5 || left5 == 0) { bad = i; shown = ((int64_t)f0[i * 4 + 0]); break; }
+            left5--; at5++;
+            while (left7 == 0 && j7 + 1 < di_max(n1 - 1, 0)) {
+                j7++;
+                left7 = di_max(INT64_C(1), di_floordiv(di_sub(di_add(di_floordiv(di_sub(((int64_t)f1[(j7 + 1)]), ((int64_t)f1[j7])), r), s2), INT64_C(1)), s2));
+                at7 = -1;
+                if (left7 < 0) { wrong7 = 1; left7 = 0; break; }
             }
-            if (wrong10 || left10 == 0) { bad = i; shown = ((int64_t)f0[i * 4 + 0]); break; }
-            left10--; at10++;
-            const int64_t g5 = di_add(value6, at10);
-            if (g5 < 0 || g5 >= n2) { bad = i; shown = ((int64_t)f0[i * 4 + 0]); break; }
-            if (!(((int64_t)f0[i * 4 + 0]) == ((value1 > INT64_C(0)) ? ((int64_t)f2[g5]) : INT64_C(-1)))) { bad = i; shown = ((int64_t)f0[i * 4 + 0]); break; }
+            if (wrong7 || left7 == 0) { bad = i; shown = ((int64_t)f0[i * 4 + 0]); break; }
+            left7--; at7++;
+            const int64_t g4 = di_add(value5, at7);
+            if (g4 < 0 || g4 >= n2) { bad = i; shown = ((int64_t)f0[i * 4 + 0]); break; }
+            if (!(((int64_t)f0[i * 4 + 0]) == ((value1 > INT64_C(0)) ? ((int64_t)f2[g4]) : INT64_C(-1)))) { bad = i; shown = ((int64_t)f0[i * 4 + 0]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 62, (int32_t)r, "InputMetadataV41.load_main", "all(load_main[r][:, 0] == where(repeat(diff(cu_seqlens_k) // r, maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r))) > 0, gather(step.bt_ids, repeat(step.bt_offsets[:-1], maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r))) + ramp(maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r)))), -1))", step_id}, bad, 0, true, shown);
-        int rest4 = left1 != 0 || wrong1 || 0;
-        for (j1++; !rest4 && j1 < di_max(n1 - 1, 0); j1++) {  rest4 = di_max(INT64_C(1), di_floordiv(di_sub(di_add(di_floordiv(di_sub(((int64_t)f1[(j1 + 1)]), ((int64_t)f1[j1])), r), s2), INT64_C(1)), s3)) != 0; }
-        int rest9 = left6 != 0 || wrong6 || di_max(n1 - 1, 0) != di_max(n3 - 1, 0);
-        for (j6++; !rest9 && j6 < di_min(di_max(n1 - 1, 0), di_max(n3 - 1, 0)); j6++) {  rest9 = di_max(INT64_C(1), di_floordiv(di_sub(di_add(di_floordiv(di_sub(((int64_t)f1[(j6 + 1)]), ((int64_t)f1[j6])), r), s7), INT64_C(1)), s8)) != 0; }
-        int rest13 = left10 != 0 || wrong10 || 0;
-        for (j10++; !rest13 && j10 < di_max(n1 - 1, 0); j10++) {  rest13 = di_max(INT64_C(1), di_floordiv(di_sub(di_add(di_floordiv(di_sub(((int64_t)f1[(j10 + 1)]), ((int64_t)f1[j10])), r), s11), INT64_C(1)), s12)) != 0; }
-        if (rest4 || rest9 || rest13) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 62, (int32_t)r, "InputMetadataV41.load_main", "all(load_main[r][:, 0] == where(repeat(diff(cu_seqlens_k) // r, maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r))) > 0, gather(step.bt_ids, repeat(step.bt_offsets[:-1], maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r))) + ramp(maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r)))), -1))", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 0]) : 0));
+        int rest3 = left1 != 0 || wrong1 || 0;
+        for (j1++; !rest3 && j1 < di_max(n1 - 1, 0); j1++) {  rest3 = di_max(INT64_C(1), di_floordiv(di_sub(di_add(di_floordiv(di_sub(((int64_t)f1[(j1 + 1)]), ((int64_t)f1[j1])), r), s2), INT64_C(1)), s2)) != 0; }
+        int rest6 = left5 != 0 || wrong5 || di_max(n1 - 1, 0) != di_max(n3 - 1, 0);
+        for (j5++; !rest6 && j5 < di_min(di_max(n1 - 1, 0), di_max(n3 - 1, 0)); j5++) {  rest6 = di_max(INT64_C(1), di_floordiv(di_sub(di_add(di_floordiv(di_sub(((int64_t)f1[(j5 + 1)]), ((int64_t)f1[j5])), r), s2), INT64_C(1)), s2)) != 0; }
+        int rest8 = left7 != 0 || wrong7 || 0;
+        for (j7++; !rest8 && j7 < di_max(n1 - 1, 0); j7++) {  rest8 = di_max(INT64_C(1), di_floordiv(di_sub(di_add(di_floordiv(di_sub(((int64_t)f1[(j7 + 1)]), ((int64_t)f1[j7])), r), s2), INT64_C(1)), s2)) != 0; }
+        if (rest3 || rest6 || rest8) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 62, (int32_t)r, "InputMetadataV41.load_main", "all(load_main[r][:, 0] == where(repeat(diff(cu_seqlens_k) // r, maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r))) > 0, gather(step.bt_ids, repeat(step.bt_offsets[:-1], maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r))) + ramp(maximum(1, (diff(cu_seqlens_k) // r + BS // r - 1) // (BS // r)))), -1))", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 0]) : 0));
     }
     /* total_k_main: is_prompt == 1 implies total_k_main[r] == sum(maximum(1, diff(cu_seqlens_k) // r)) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -3555,9 +3485,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(0), (int64_t)rec->total_k_main[b])) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= (int64_t)rec->total_k_main[b]));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)rec->total_k_main[b])));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= (int64_t)rec->total_k_main[b]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 28, 64, (int32_t)r, "InputMetadataV41.ks", "all(0 <= ks[r] <= total_k_main[r])", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)rec->total_k_main[b])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 28, 64, (int32_t)r, "InputMetadataV41.ks", "all(0 <= ks[r] <= total_k_main[r])", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* ks: all(ks[r] == repeat(cumsum(maximum(1, diff(cu_seqlens_k) // r)) - maximum(1, diff(cu_seqlens_k) // r), diff(cu_seqlens_q))) */
     if (level >= DI_LEVEL_FULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_sparse[b]) continue;
@@ -3599,9 +3529,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT32_MIN, (int64_t)rec->total_k_main[b])) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) <= (int64_t)rec->total_k_main[b]);
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)rec->total_k_main[b]));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) <= (int64_t)rec->total_k_main[b])) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 29, 66, (int32_t)r, "InputMetadataV41.ke", "all(ke[r] <= total_k_main[r])", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)rec->total_k_main[b]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 29, 66, (int32_t)r, "InputMetadataV41.ke", "all(ke[r] <= total_k_main[r])", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* ke: all(ke[r] - ks[r] == (positions + 1) // r) */
     if (level >= DI_LEVEL_FULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_sparse[b]) continue;
@@ -3627,9 +3557,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(0));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 68, (int32_t)r, "InputMetadataV41.ca_offset_len", "all(ca_offset_len[r] >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 68, (int32_t)r, "InputMetadataV41.ca_offset_len", "all(ca_offset_len[r] >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* ca_offset_len: is_prompt == 0 implies T * MB * (BS // r) < 2147483648 */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_dense[b]) continue;
@@ -3705,9 +3635,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(0));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 73, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 73, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* swa_pivots: all(swa_pivots[:, 1] + swa_pivots[:, 3] <= minimum(W, positions + 1)) */
     if (level >= DI_LEVEL_FULL) do {
@@ -3745,7 +3675,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             }
             if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i * 4 + 1]); break; }
             left1--; at1++;
-            if (!(!(((int64_t)f0[i * 4 + 1]) > INT64_C(0)) || (di_add(((int64_t)f0[i * 4 + 0]), ((int64_t)f0[i * 4 + 1])) == di_mul(di_add(value1, INT64_C(1)), (int64_t)l->window)))) { bad = i; shown = ((int64_t)f0[i * 4 + 1]); break; }
+            if (!(!((int32_t)(((int64_t)f0[i * 4 + 1])) > (int32_t)(INT64_C(0))) | (di_add(((int64_t)f0[i * 4 + 0]), ((int64_t)f0[i * 4 + 1])) == di_mul(di_add(value1, INT64_C(1)), (int64_t)l->window)))) { bad = i; shown = ((int64_t)f0[i * 4 + 1]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 75, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 1] > 0 implies swa_pivots[:, 0] + swa_pivots[:, 1] == (repeat(arange(N), diff(cu_seqlens_q)) + 1) * W)", step_id}, bad, 0, true, shown);
         int rest2 = left1 != 0 || wrong1 || di_max(n1 - 1, 0) != di_max(d_N, 0);
@@ -3761,9 +3691,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t d_T = (int64_t)rec->base.total_q;
         const int64_t s1 = di_mul(d_N, (int64_t)l->window);
         const int64_t n = di_min((n0 / 4), di_max(d_T, 0)); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (!(((int64_t)f0[i * 4 + 3]) > INT64_C(0)) || (di_add(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 3])) == di_add(di_add(s1, (i)), INT64_C(1))));
+        for (int64_t i = 0; i < n; i++) ok &= (!((int32_t)(((int64_t)f0[i * 4 + 3])) > (int32_t)(INT64_C(0))) | (di_add(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 3])) == di_add(di_add(s1, (i)), INT64_C(1))));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(!(((int64_t)f0[i * 4 + 3]) > INT64_C(0)) || (di_add(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 3])) == di_add(di_add(s1, (i)), INT64_C(1))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 76, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 3] > 0 implies swa_pivots[:, 2] + swa_pivots[:, 3] == N * W + arange(T) + 1)", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 3]));
+        if (!(!((int32_t)(((int64_t)f0[i * 4 + 3])) > (int32_t)(INT64_C(0))) | (di_add(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 3])) == di_add(di_add(s1, (i)), INT64_C(1))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 76, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 3] > 0 implies swa_pivots[:, 2] + swa_pivots[:, 3] == N * W + arange(T) + 1)", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 3]));
         if ((n0 / 4) != di_max(d_T, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 76, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 3] > 0 implies swa_pivots[:, 2] + swa_pivots[:, 3] == N * W + arange(T) + 1)", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 3]) : 0));
     } while (0);
     /* swa_pivots: replay_mode == ReplayMode.OFF implies all(swa_pivots[:, 3] == minimum(minimum(W, positions + 1), ramp(diff(cu_seqlens_q)) + 1)) */
@@ -3838,9 +3768,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(1), (int64_t)l->max_pos)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= (int64_t)l->max_pos));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_pos)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= (int64_t)l->max_pos))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 33, 79, -1, "InputMetadataV41.context_lens", "all(1 <= context_lens <= max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_pos)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 33, 79, -1, "InputMetadataV41.context_lens", "all(1 <= context_lens <= max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* context_lens: all(context_lens == positions + 1) */
     if (level >= DI_LEVEL_FULL) do {
@@ -3862,12 +3792,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->klen[b].data; const int64_t n0 = di_size(&rec->klen[b]);
         (void)f0; (void)n0;
         const int64_t s1 = di_floordiv((int64_t)l->max_pos, r);
-        const int64_t s2 = di_floordiv((int64_t)l->max_pos, r);
-        if (di_in_range(f0, n0, INT64_C(0), s2)) continue;
+        if (di_in_range(f0, n0, INT64_C(0), s1)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= s1));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) <= s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 34, 81, (int32_t)r, "InputMetadataV41.klen", "all(0 <= klen[r] <= max_pos // r)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 34, 81, (int32_t)r, "InputMetadataV41.klen", "all(0 <= klen[r] <= max_pos // r)", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* klen: all(klen[r] == (positions + 1) // r) */
     if (level >= DI_LEVEL_FULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_sparse[b]) continue;
@@ -3890,9 +3819,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         (void)f0; (void)n0;
         const int64_t s1 = di_mul((int64_t)l->num_swa_slots, (int64_t)l->swa_ring);
         const int64_t n = (n0 / 2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i * 2 + 0])) && (((int64_t)f0[i * 2 + 0]) < s1));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & (((int64_t)f0[i * 2 + 0]) < s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i * 2 + 0])) && (((int64_t)f0[i * 2 + 0]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 83, -1, "InputMetadataV41.swa_offset_len", "all(0 <= swa_offset_len[:, 0] < num_swa_slots * SW)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & (((int64_t)f0[i * 2 + 0]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 83, -1, "InputMetadataV41.swa_offset_len", "all(0 <= swa_offset_len[:, 0] < num_swa_slots * SW)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
     } while (0);
     /* swa_offset_len: all(0 <= swa_offset_len[:, 1] <= W) */
     do {
@@ -3900,9 +3829,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->swa_offset_len.data; const int64_t n0 = di_size(&rec->swa_offset_len);
         (void)f0; (void)n0;
         const int64_t n = (n0 / 2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i * 2 + 1])) && (((int64_t)f0[i * 2 + 1]) <= (int64_t)l->window));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) <= (int32_t)((int64_t)l->window)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i * 2 + 1])) && (((int64_t)f0[i * 2 + 1]) <= (int64_t)l->window))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 84, -1, "InputMetadataV41.swa_offset_len", "all(0 <= swa_offset_len[:, 1] <= W)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) <= (int32_t)((int64_t)l->window)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 84, -1, "InputMetadataV41.swa_offset_len", "all(0 <= swa_offset_len[:, 1] <= W)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
     } while (0);
     /* swa_offset_len: all(swa_offset_len[:, 1] == minimum(positions + 1, W)) */
     if (level >= DI_LEVEL_FULL) do {
@@ -3943,9 +3872,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t d_N = (int64_t)rec->base.num_reqs;
         if (di_in_range(f0, n0, INT64_C(0), di_sub(d_N, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < d_N));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < d_N));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < d_N))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 36, 87, -1, "InputMetadataV41.query_indices", "all(0 <= query_indices < N)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < d_N))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 36, 87, -1, "InputMetadataV41.query_indices", "all(0 <= query_indices < N)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* query_indices: all(query_indices == repeat(arange(N), seqlens_q)) */
     if (level >= DI_LEVEL_FULL) do {
@@ -3984,9 +3913,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t d_T = (int64_t)rec->base.total_q;
         if (di_in_range(f0, n0, INT64_C(0), di_sub(d_T, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < d_T));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < d_T));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 40, 89, -1, "InputMetadataV41.rp_query_index", "all(0 <= rp_query_index < T)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 40, 89, -1, "InputMetadataV41.rp_query_index", "all(0 <= rp_query_index < T)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* rp_query_index: all(diff(rp_query_index) >= 1) */
     do {
@@ -4006,10 +3935,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t len1 = n0;
         const int64_t at2 = di_index(INT64_C(0), len1);
         if (at2 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 91, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[0] == 0", step_id}, -1, 0, true, 0); }
-        const int64_t len3 = n0;
-        const int64_t at4 = di_index(INT64_C(0), len3);
-        if (at4 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 91, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[0] == 0", step_id}, -1, 0, true, 0); }
-        if (!(((int64_t)f0[at2]) == INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 91, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[0] == 0", step_id}, -1, 0, true, ((int64_t)f0[at4]));
+        if (!(((int64_t)f0[at2]) == INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 91, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[0] == 0", step_id}, -1, 0, true, ((int64_t)f0[at2]));
     } while (0);
     /* rp_cu_q: all(diff(rp_cu_q) >= 1) */
     do {
@@ -4030,10 +3956,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t len1 = n0;
         const int64_t at2 = di_index(INT64_C(-1), len1);
         if (at2 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 93, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[-1] == Tc", step_id}, -1, 0, true, 0); }
-        const int64_t len3 = n0;
-        const int64_t at4 = di_index(INT64_C(-1), len3);
-        if (at4 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 93, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[-1] == Tc", step_id}, -1, 0, true, 0); }
-        if (!(((int64_t)f0[at2]) == d_Tc)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 93, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[-1] == Tc", step_id}, -1, 0, true, ((int64_t)f0[at4]));
+        if (!(((int64_t)f0[at2]) == d_Tc)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 93, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[-1] == Tc", step_id}, -1, 0, true, ((int64_t)f0[at2]));
     } while (0);
     /* rp_positions: all(rp_positions == gather(positions, rp_query_index)) */
     do {
@@ -4062,9 +3985,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(0));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 43, 95, -1, "InputMetadataV41.rp_swa_pivots", "all(rp_swa_pivots >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 43, 95, -1, "InputMetadataV41.rp_swa_pivots", "all(rp_swa_pivots >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* rp_ks: all(rp_ks[r] == gather(ks[r], rp_query_index)) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_sparse[b]) continue;
@@ -4113,9 +4036,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(0));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 98, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r] >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 98, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r] >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* rp_ca_offset_len: all(rp_ca_offset_len[r][:, 1] == (rp_positions + 1) // r) */
     if (level >= DI_LEVEL_FULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_dense[b]) continue;
@@ -4137,12 +4060,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->rp_slot_swa.data; const int64_t n0 = di_size(&rec->rp_slot_swa);
         (void)f0; (void)n0;
         const int64_t s1 = di_mul((int64_t)l->num_swa_slots, (int64_t)l->swa_ring);
-        const int64_t s2 = di_mul((int64_t)l->num_swa_slots, (int64_t)l->swa_ring);
-        if (di_in_range(f0, n0, INT64_C(-1), di_sub(s2, 1))) continue;
+        if (di_in_range(f0, n0, INT64_C(-1), di_sub(s1, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 47, 100, -1, "InputMetadataV41.rp_slot_swa", "all(-1 <= rp_slot_swa < num_swa_slots * SW)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 47, 100, -1, "InputMetadataV41.rp_slot_swa", "all(-1 <= rp_slot_swa < num_swa_slots * SW)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* rp_total_q: 0 <= rp_total_q <= T */
     do {
@@ -4157,7 +4079,7 @@ int di_check_input_metadata_v41(const di_input_metadata_v41 *rec, const di_limit
     return di_check_input_metadata_v41_in(rec, NULL, l, level, error);
 }
 
-int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_outputs *step, const di_limits *l, int level, di_error *error)
+DI_VECTORISE int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_outputs *step, const di_limits *l, int level, di_error *error)
 {
     if (level <= DI_LEVEL_OFF) return 0;
     const uint64_t step_id = step != NULL ? step->step_id : l->step_id;
@@ -4469,9 +4391,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->max_num_batched_tokens, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->max_num_batched_tokens));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_num_batched_tokens)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->max_num_batched_tokens))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 2, 0, -1, "SamplerInputs.selected_rows", "all(0 <= selected_rows < max_num_batched_tokens)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_num_batched_tokens)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 2, 0, -1, "SamplerInputs.selected_rows", "all(0 <= selected_rows < max_num_batched_tokens)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* selected_rows: all(diff(selected_rows) >= 1) */
     do {
@@ -4490,9 +4412,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->max_num_batched_tokens, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->max_num_batched_tokens));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_num_batched_tokens)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->max_num_batched_tokens))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 3, 2, -1, "SamplerInputs.selected_prompt_rows", "all(0 <= selected_prompt_rows < max_num_batched_tokens)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_num_batched_tokens)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 3, 2, -1, "SamplerInputs.selected_prompt_rows", "all(0 <= selected_prompt_rows < max_num_batched_tokens)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* temperature: all(0 <= temperature and finite(temperature)) */
     do {
@@ -4500,9 +4422,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         const float *f0 = rec->temperature.data; const int64_t n0 = di_size(&rec->temperature);
         (void)f0; (void)n0;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((double)f0[i])) && (isfinite(((double)f0[i])) != 0));
+        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((double)f0[i])) & (isfinite(((double)f0[i])) != 0));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((double)f0[i])) && (isfinite(((double)f0[i])) != 0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 4, 3, -1, "SamplerInputs.temperature", "all(0 <= temperature and finite(temperature))", step_id}, i, ((double)f0[i]), false, 0);
+        if (!((INT64_C(0) <= ((double)f0[i])) & (isfinite(((double)f0[i])) != 0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 4, 3, -1, "SamplerInputs.temperature", "all(0 <= temperature and finite(temperature))", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* top_p: all(0 < top_p <= 1) */
     do {
@@ -4510,9 +4432,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         const float *f0 = rec->top_p.data; const int64_t n0 = di_size(&rec->top_p);
         (void)f0; (void)n0;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) < ((double)f0[i])) && (((double)f0[i]) <= INT64_C(1)));
+        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) < ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) < ((double)f0[i])) && (((double)f0[i]) <= INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 5, 4, -1, "SamplerInputs.top_p", "all(0 < top_p <= 1)", step_id}, i, ((double)f0[i]), false, 0);
+        if (!((INT64_C(0) < ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 5, 4, -1, "SamplerInputs.top_p", "all(0 < top_p <= 1)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* min_p: all(0 <= min_p <= 1) */
     do {
@@ -4520,9 +4442,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         const float *f0 = rec->min_p.data; const int64_t n0 = di_size(&rec->min_p);
         (void)f0; (void)n0;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((double)f0[i])) && (((double)f0[i]) <= INT64_C(1)));
+        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((double)f0[i])) && (((double)f0[i]) <= INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 6, 5, -1, "SamplerInputs.min_p", "all(0 <= min_p <= 1)", step_id}, i, ((double)f0[i]), false, 0);
+        if (!((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 6, 5, -1, "SamplerInputs.min_p", "all(0 <= min_p <= 1)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* repetition_penalty: all(repetition_penalty > 0 and finite(repetition_penalty)) */
     do {
@@ -4530,9 +4452,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         const float *f0 = rec->repetition_penalty.data; const int64_t n0 = di_size(&rec->repetition_penalty);
         (void)f0; (void)n0;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((((double)f0[i]) > INT64_C(0)) && (isfinite(((double)f0[i])) != 0));
+        for (int64_t i = 0; i < n; i++) ok &= ((((double)f0[i]) > INT64_C(0)) & (isfinite(((double)f0[i])) != 0));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((((double)f0[i]) > INT64_C(0)) && (isfinite(((double)f0[i])) != 0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 7, 6, -1, "SamplerInputs.repetition_penalty", "all(repetition_penalty > 0 and finite(repetition_penalty))", step_id}, i, ((double)f0[i]), false, 0);
+        if (!((((double)f0[i]) > INT64_C(0)) & (isfinite(((double)f0[i])) != 0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 7, 6, -1, "SamplerInputs.repetition_penalty", "all(repetition_penalty > 0 and finite(repetition_penalty))", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* presence_penalty: all(finite(presence_penalty)) */
     do {
@@ -4564,9 +4486,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         (void)f1; (void)n1;
         const int64_t s1 = n1;
         const int64_t n = (n0 / 2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i * 2 + 0])) && (((int64_t)f0[i * 2 + 0]) < s1));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & (((int64_t)f0[i * 2 + 0]) < s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i * 2 + 0])) && (((int64_t)f0[i * 2 + 0]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 10, 9, -1, "SamplerInputs.bias", "all(0 <= bias[:, 0] < len(selected_rows))", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & (((int64_t)f0[i * 2 + 0]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 10, 9, -1, "SamplerInputs.bias", "all(0 <= bias[:, 0] < len(selected_rows))", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
     } while (0);
     /* bias: all(0 <= bias[:, 1] < V) */
     do {
@@ -4574,9 +4496,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         const int32_t *f0 = rec->bias.data; const int64_t n0 = di_size(&rec->bias);
         (void)f0; (void)n0;
         const int64_t n = (n0 / 2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i * 2 + 1])) && (((int64_t)f0[i * 2 + 1]) < (int64_t)l->vocab_size));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) < (int32_t)((int64_t)l->vocab_size)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i * 2 + 1])) && (((int64_t)f0[i * 2 + 1]) < (int64_t)l->vocab_size))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 10, 10, -1, "SamplerInputs.bias", "all(0 <= bias[:, 1] < V)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 10, 10, -1, "SamplerInputs.bias", "all(0 <= bias[:, 1] < V)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
     } while (0);
     /* bias_value: all(finite(bias_value)) */
     do {
@@ -4594,9 +4516,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         const int32_t *f0 = rec->top_k.data; const int64_t n0 = di_size(&rec->top_k);
         (void)f0; (void)n0;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((((int64_t)f0[i]) == INT64_C(-1)) || (((int64_t)f0[i]) >= INT64_C(1)));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(1))));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((((int64_t)f0[i]) == INT64_C(-1)) || (((int64_t)f0[i]) >= INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 12, 12, -1, "SamplerInputs.top_k", "all(top_k == -1 or top_k >= 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(1))))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 12, 12, -1, "SamplerInputs.top_k", "all(top_k == -1 or top_k >= 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* sample_pos: all(0 <= sample_pos <= max_pos) */
     do {
@@ -4605,9 +4527,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(0), (int64_t)l->max_pos)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= (int64_t)l->max_pos));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_pos)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= (int64_t)l->max_pos))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 14, 13, -1, "SamplerInputs.sample_pos", "all(0 <= sample_pos <= max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_pos)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 14, 13, -1, "SamplerInputs.sample_pos", "all(0 <= sample_pos <= max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* first_row: all(first_row == cumsum(row_count) - row_count) */
     do {
@@ -4632,12 +4554,11 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         const int32_t *f0 = rec->row_count.data; const int64_t n0 = di_size(&rec->row_count);
         (void)f0; (void)n0;
         const int64_t s1 = di_add((int64_t)l->num_draft, INT64_C(1));
-        const int64_t s2 = di_add((int64_t)l->num_draft, INT64_C(1));
-        if (di_in_range(f0, n0, INT64_C(1), s2)) continue;
+        if (di_in_range(f0, n0, INT64_C(1), s1)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= s1));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) <= s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 16, 15, -1, "SamplerInputs.row_count", "all(1 <= row_count <= Q)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 16, 15, -1, "SamplerInputs.row_count", "all(1 <= row_count <= Q)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* row_count: sum(row_count) == T */
     do {
@@ -4651,13 +4572,7 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
                 red1 = di_add(red1, ((int64_t)f0[i]));
             }
         }
-        int64_t red2 = 0;
-        {
-            for (int64_t i = 0; i < n0; i++) {
-                red2 = di_add(red2, ((int64_t)f0[i]));
-            }
-        }
-        if (!(red1 == d_T)) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 16, 16, -1, "SamplerInputs.row_count", "sum(row_count) == T", step_id}, -1, 0, true, red2);
+        if (!(red1 == d_T)) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 16, 16, -1, "SamplerInputs.row_count", "sum(row_count) == T", step_id}, -1, 0, true, red1);
     } while (0);
     /* row_count: all(row_count == step.seqlens_q) */
     if (step != NULL) do {
@@ -4668,9 +4583,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         const int32_t *f1 = step->seqlens_q.data; const int64_t n1 = di_size(&step->seqlens_q);
         (void)f1; (void)n1;
         const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == ((int64_t)f1[i]));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 16, 17, -1, "SamplerInputs.row_count", "all(row_count == step.seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 16, 17, -1, "SamplerInputs.row_count", "all(row_count == step.seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 16, 17, -1, "SamplerInputs.row_count", "all(row_count == step.seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* draft_rows: all(0 <= draft_rows < (max_num_seqs + 1) * K) */
@@ -4679,12 +4594,11 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         const int32_t *f0 = rec->draft_rows.data; const int64_t n0 = di_size(&rec->draft_rows);
         (void)f0; (void)n0;
         const int64_t s1 = di_mul(di_add((int64_t)l->max_num_seqs, INT64_C(1)), (int64_t)l->num_draft);
-        const int64_t s2 = di_mul(di_add((int64_t)l->max_num_seqs, INT64_C(1)), (int64_t)l->num_draft);
-        if (di_in_range(f0, n0, INT64_C(0), di_sub(s2, 1))) continue;
+        if (di_in_range(f0, n0, INT64_C(0), di_sub(s1, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 17, 18, -1, "SamplerInputs.draft_rows", "all(0 <= draft_rows < (max_num_seqs + 1) * K)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 17, 18, -1, "SamplerInputs.draft_rows", "all(0 <= draft_rows < (max_num_seqs + 1) * K)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* draft_write_slot: all(0 <= draft_write_slot <= max_num_seqs) */
     do {
@@ -4693,9 +4607,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(0), (int64_t)l->max_num_seqs)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= (int64_t)l->max_num_seqs));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= (int64_t)l->max_num_seqs))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 18, 19, -1, "SamplerInputs.draft_write_slot", "all(0 <= draft_write_slot <= max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 18, 19, -1, "SamplerInputs.draft_write_slot", "all(0 <= draft_write_slot <= max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* stop_ids: all(-1 <= stop_ids < V) */
     do {
@@ -4704,9 +4618,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 19, 20, -1, "SamplerInputs.stop_ids", "all(-1 <= stop_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 19, 20, -1, "SamplerInputs.stop_ids", "all(-1 <= stop_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* forced: all(-1 <= forced < V) */
     do {
@@ -4715,9 +4629,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 20, 21, -1, "SamplerInputs.forced", "all(-1 <= forced < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 20, 21, -1, "SamplerInputs.forced", "all(-1 <= forced < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* eos_suppress: all(0 <= eos_suppress[:, 0] < len(selected_rows)) */
     do {
@@ -4729,9 +4643,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         (void)f1; (void)n1;
         const int64_t s1 = n1;
         const int64_t n = (n0 / 2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i * 2 + 0])) && (((int64_t)f0[i * 2 + 0]) < s1));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & (((int64_t)f0[i * 2 + 0]) < s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i * 2 + 0])) && (((int64_t)f0[i * 2 + 0]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 21, 22, -1, "SamplerInputs.eos_suppress", "all(0 <= eos_suppress[:, 0] < len(selected_rows))", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & (((int64_t)f0[i * 2 + 0]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 21, 22, -1, "SamplerInputs.eos_suppress", "all(0 <= eos_suppress[:, 0] < len(selected_rows))", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
     } while (0);
     /* eos_suppress: all(0 <= eos_suppress[:, 1] < V) */
     do {
@@ -4739,9 +4653,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         const int32_t *f0 = rec->eos_suppress.data; const int64_t n0 = di_size(&rec->eos_suppress);
         (void)f0; (void)n0;
         const int64_t n = (n0 / 2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i * 2 + 1])) && (((int64_t)f0[i * 2 + 1]) < (int64_t)l->vocab_size));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) < (int32_t)((int64_t)l->vocab_size)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i * 2 + 1])) && (((int64_t)f0[i * 2 + 1]) < (int64_t)l->vocab_size))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 21, 23, -1, "SamplerInputs.eos_suppress", "all(0 <= eos_suppress[:, 1] < V)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 21, 23, -1, "SamplerInputs.eos_suppress", "all(0 <= eos_suppress[:, 1] < V)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
     } while (0);
     /* prompt_tokens: all(0 <= prompt_tokens < V) */
     do {
@@ -4750,9 +4664,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 22, 24, -1, "SamplerInputs.prompt_tokens", "all(0 <= prompt_tokens < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 22, 24, -1, "SamplerInputs.prompt_tokens", "all(0 <= prompt_tokens < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* prompt_counts: all(prompt_counts >= 0) */
     do {
@@ -4761,9 +4675,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(0));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 23, 25, -1, "SamplerInputs.prompt_counts", "all(prompt_counts >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 23, 25, -1, "SamplerInputs.prompt_counts", "all(prompt_counts >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* prompt_counts: sum(prompt_counts) == P */
     do {
@@ -4777,13 +4691,7 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
                 red1 = di_add(red1, ((int64_t)f0[i]));
             }
         }
-        int64_t red2 = 0;
-        {
-            for (int64_t i = 0; i < n0; i++) {
-                red2 = di_add(red2, ((int64_t)f0[i]));
-            }
-        }
-        if (!(red1 == d_P)) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 23, 26, -1, "SamplerInputs.prompt_counts", "sum(prompt_counts) == P", step_id}, -1, 0, true, red2);
+        if (!(red1 == d_P)) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 23, 26, -1, "SamplerInputs.prompt_counts", "sum(prompt_counts) == P", step_id}, -1, 0, true, red1);
     } while (0);
     /* grammar_rows: all(0 <= grammar_rows[j] < N) */
     for (int32_t b = 0; b < drafts; b++) { const int64_t j = b; (void)j;
@@ -4793,9 +4701,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         const int64_t d_N = di_max(free_d_N, 0);
         if (di_in_range(f0, n0, INT64_C(0), di_sub(d_N, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < d_N));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < d_N));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < d_N))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 25, 27, (int32_t)j, "SamplerInputs.grammar_rows", "all(0 <= grammar_rows[j] < N)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < d_N))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 25, 27, (int32_t)j, "SamplerInputs.grammar_rows", "all(0 <= grammar_rows[j] < N)", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* grammar_rows: all(diff(grammar_rows[j]) >= 1) */
     for (int32_t b = 0; b < drafts; b++) { const int64_t j = b; (void)j;
@@ -4815,7 +4723,7 @@ int di_check_sampler_inputs(const di_sampler_inputs *rec, const di_limits *l, in
     return di_check_sampler_inputs_in(rec, NULL, l, level, error);
 }
 
-int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_outputs *step, const di_limits *l, int level, di_error *error)
+DI_VECTORISE int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_outputs *step, const di_limits *l, int level, di_error *error)
 {
     if (level <= DI_LEVEL_OFF) return 0;
     const uint64_t step_id = step != NULL ? step->step_id : l->step_id;
@@ -5115,9 +5023,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 2, 0, -1, "SamplerOutput.sampled_ids", "all(-1 <= sampled_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 2, 0, -1, "SamplerOutput.sampled_ids", "all(-1 <= sampled_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* sampled_ids: len(sampled_ids) == len(step.seq_uid) */
     if (step != NULL) do {
@@ -5146,9 +5054,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 5, 3, -1, "SamplerOutput.verified_ids", "all(-1 <= verified_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 5, 3, -1, "SamplerOutput.verified_ids", "all(-1 <= verified_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* verified_ids: len(verified_ids) == step.num_batched_tokens */
     if (step != NULL) do {
@@ -5196,7 +5104,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
             }
             if (wrong5 || left5 == 0) { bad = i; shown = ((int64_t)f1[i]); break; }
             left5--; at5++;
-            if (!((((at1 == INT64_C(0)) || (at3 == di_sub(value5, INT64_C(1)))) || ((i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)) >= INT64_C(0))) || (((int64_t)f1[i]) == INT64_C(-1)))) { bad = i; shown = ((int64_t)f1[i]); break; }
+            if (!((((at1 == INT64_C(0)) | (at3 == di_sub(value5, INT64_C(1)))) | ((i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)) >= INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) == (int32_t)(INT64_C(-1))))) { bad = i; shown = ((int64_t)f1[i]); break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 5, 5, -1, "SamplerOutput.verified_ids", "all(ramp(step.seqlens_q) == 0 or ramp(step.seqlens_q) == repeat(step.seqlens_q, step.seqlens_q) - 1 or shift(verified_ids, 0) >= 0 or verified_ids == -1)", step_id}, bad, 0, true, shown);
         int rest2 = left1 != 0 || wrong1 || 0;
@@ -5234,9 +5142,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(0), (int64_t)l->num_draft)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= (int64_t)l->num_draft));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->num_draft)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= (int64_t)l->num_draft))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 8, 8, -1, "SamplerOutput.accepted", "all(0 <= accepted <= K)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->num_draft)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 8, 8, -1, "SamplerOutput.accepted", "all(0 <= accepted <= K)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* accepted: all(accepted <= step.seqlens_q - 1) */
     if (step != NULL) do {
@@ -5314,7 +5222,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
             }
             if (wrong9 || left9 == 0) { bad = i; break; }
             left9--; at9++;
-            if (!((at1 == di_sub(value3, INT64_C(1))) || ((((int64_t)f1[i]) >= INT64_C(0)) == (at5 < value7)))) { bad = i; shown = at9; break; }
+            if (!((at1 == di_sub(value3, INT64_C(1))) | (((int32_t)(((int64_t)f1[i])) >= (int32_t)(INT64_C(0))) == (at5 < value7)))) { bad = i; shown = at9; break; }
         }
         if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 8, 10, -1, "SamplerOutput.accepted", "all(ramp(step.seqlens_q) == repeat(step.seqlens_q, step.seqlens_q) - 1 or (verified_ids >= 0) == (ramp(step.seqlens_q) < repeat(accepted, step.seqlens_q)))", step_id}, bad, 0, true, shown);
         int rest2 = left1 != 0 || wrong1 || 0;
@@ -5336,9 +5244,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 9, 11, -1, "SamplerOutput.draft_ids", "all(-1 <= draft_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 9, 11, -1, "SamplerOutput.draft_ids", "all(-1 <= draft_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* confidence: all(0 <= confidence <= 1) */
     do {
@@ -5346,9 +5254,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         const float *f0 = rec->confidence.data; const int64_t n0 = di_size(&rec->confidence);
         (void)f0; (void)n0;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((double)f0[i])) && (((double)f0[i]) <= INT64_C(1)));
+        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((double)f0[i])) && (((double)f0[i]) <= INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 11, 12, -1, "SamplerOutput.confidence", "all(0 <= confidence <= 1)", step_id}, i, ((double)f0[i]), false, 0);
+        if (!((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 11, 12, -1, "SamplerOutput.confidence", "all(0 <= confidence <= 1)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* top_ids: all(-1 <= top_ids < V) */
     do {
@@ -5357,9 +5265,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 13, 13, -1, "SamplerOutput.top_ids", "all(-1 <= top_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 13, 13, -1, "SamplerOutput.top_ids", "all(-1 <= top_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* top_logprobs: all(top_logprobs <= 0) */
     do {
@@ -5378,9 +5286,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 15, 15, -1, "SamplerOutput.verified_top_ids", "all(-1 <= verified_top_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 15, 15, -1, "SamplerOutput.verified_top_ids", "all(-1 <= verified_top_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* verified_top_logprobs: all(verified_top_logprobs <= 0) */
     do {
@@ -5398,9 +5306,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         const float *f0 = rec->sum_smaller.data; const int64_t n0 = di_size(&rec->sum_smaller);
         (void)f0; (void)n0;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((double)f0[i])) && (((double)f0[i]) <= 1.001));
+        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= 1.001));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((double)f0[i])) && (((double)f0[i]) <= 1.001))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 17, 17, -1, "SamplerOutput.sum_smaller", "all(0 <= sum_smaller <= 1.001)", step_id}, i, ((double)f0[i]), false, 0);
+        if (!((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= 1.001))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 17, 17, -1, "SamplerOutput.sum_smaller", "all(0 <= sum_smaller <= 1.001)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* verified_sum_smaller: all(0 <= verified_sum_smaller <= 1.001) */
     do {
@@ -5408,9 +5316,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         const float *f0 = rec->verified_sum_smaller.data; const int64_t n0 = di_size(&rec->verified_sum_smaller);
         (void)f0; (void)n0;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((double)f0[i])) && (((double)f0[i]) <= 1.001));
+        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= 1.001));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((double)f0[i])) && (((double)f0[i]) <= 1.001))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 18, 18, -1, "SamplerOutput.verified_sum_smaller", "all(0 <= verified_sum_smaller <= 1.001)", step_id}, i, ((double)f0[i]), false, 0);
+        if (!((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= 1.001))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 18, 18, -1, "SamplerOutput.verified_sum_smaller", "all(0 <= verified_sum_smaller <= 1.001)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* prompt_logprobs: all(prompt_logprobs <= 0) */
     do {
@@ -5428,9 +5336,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         const int8_t *f0 = rec->grammar_status.data; const int64_t n0 = di_size(&rec->grammar_status);
         (void)f0; (void)n0;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= INT64_C(2)));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(2))));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= INT64_C(2)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 20, 20, -1, "SamplerOutput.grammar_status", "all(-1 <= grammar_status <= 2)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(2))))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 20, 20, -1, "SamplerOutput.grammar_status", "all(-1 <= grammar_status <= 2)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* verified_per_step: all(verified_per_step >= 0) */
     do {
@@ -5439,9 +5347,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(0));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 21, 21, -1, "SamplerOutput.verified_per_step", "all(verified_per_step >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 21, 21, -1, "SamplerOutput.verified_per_step", "all(verified_per_step >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* accepted_per_step: all(0 <= accepted_per_step <= verified_per_step) */
     do {
@@ -5452,9 +5360,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         const int32_t *f1 = rec->verified_per_step.data; const int64_t n1 = di_size(&rec->verified_per_step);
         (void)f1; (void)n1;
         const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= ((int64_t)f1[i])));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i]))));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= ((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 22, 22, -1, "SamplerOutput.accepted_per_step", "all(0 <= accepted_per_step <= verified_per_step)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 22, 22, -1, "SamplerOutput.accepted_per_step", "all(0 <= accepted_per_step <= verified_per_step)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 22, 22, -1, "SamplerOutput.accepted_per_step", "all(0 <= accepted_per_step <= verified_per_step)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* moe_balance: all(moe_balance >= 0) */
@@ -5473,9 +5381,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         const int8_t *f0 = rec->row_status.data; const int64_t n0 = di_size(&rec->row_status);
         (void)f0; (void)n0;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= INT64_C(2)));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(2))));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= INT64_C(2)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 26, 25, -1, "SamplerOutput.row_status", "all(0 <= row_status <= 2)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(2))))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 26, 25, -1, "SamplerOutput.row_status", "all(0 <= row_status <= 2)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* row_status: all(row_status != RowStatus.OK or sampled_ids >= 0) */
     do {
@@ -5486,9 +5394,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         const int32_t *f1 = rec->sampled_ids.data; const int64_t n1 = di_size(&rec->sampled_ids);
         (void)f1; (void)n1;
         const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((((int64_t)f0[i]) != INT64_C(0)) || (((int64_t)f1[i]) >= INT64_C(0)));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) >= (int32_t)(INT64_C(0))));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((((int64_t)f0[i]) != INT64_C(0)) || (((int64_t)f1[i]) >= INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 26, 26, -1, "SamplerOutput.row_status", "all(row_status != RowStatus.OK or sampled_ids >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) >= (int32_t)(INT64_C(0))))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 26, 26, -1, "SamplerOutput.row_status", "all(row_status != RowStatus.OK or sampled_ids >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 26, 26, -1, "SamplerOutput.row_status", "all(row_status != RowStatus.OK or sampled_ids >= 0)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     return 0;
@@ -5499,7 +5407,7 @@ int di_check_sampler_output(const di_sampler_output *rec, const di_limits *l, in
     return di_check_sampler_output_in(rec, NULL, l, level, error);
 }
 
-int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int level, di_error *error)
+DI_VECTORISE int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int level, di_error *error)
 {
     if (level <= DI_LEVEL_OFF) return 0;
     const uint64_t step_id = rec->step_id != 0 ? rec->step_id : l->step_id;
@@ -5746,9 +5654,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         const uint8_t *f0 = rec->kind.data; const int64_t n0 = di_size(&rec->kind);
         (void)f0; (void)n0;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) <= INT64_C(4));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(4)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) <= INT64_C(4))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 3, 1, -1, "EventBatch.kind", "all(kind <= 4)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(4)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 3, 1, -1, "EventBatch.kind", "all(kind <= 4)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* flags: all((flags & 3) == flags) */
     do {
@@ -5769,9 +5677,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         const uint16_t *f1 = rec->flags.data; const int64_t n1 = di_size(&rec->flags);
         (void)f1; (void)n1;
         const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (!(((int64_t)f0[i]) == INT64_C(1)) || ((((int64_t)f1[i]) & INT64_C(1)) != INT64_C(0)));
+        for (int64_t i = 0; i < n; i++) ok &= (!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) | ((((int64_t)f1[i]) & INT64_C(1)) != INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(!(((int64_t)f0[i]) == INT64_C(1)) || ((((int64_t)f1[i]) & INT64_C(1)) != INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 3, -1, "EventBatch.flags", "all(kind == EventKind.FINISH implies (flags & EventFlags.LAST) != 0)", step_id}, i, 0, true, ((int64_t)f1[i]));
+        if (!(!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) | ((((int64_t)f1[i]) & INT64_C(1)) != INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 3, -1, "EventBatch.flags", "all(kind == EventKind.FINISH implies (flags & EventFlags.LAST) != 0)", step_id}, i, 0, true, ((int64_t)f1[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 3, -1, "EventBatch.flags", "all(kind == EventKind.FINISH implies (flags & EventFlags.LAST) != 0)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
     } while (0);
     /* flags: all((shift(flags, 0) & EventFlags.LAST) != 0 implies shift(seq_uid, 0) != seq_uid) */
@@ -5783,9 +5691,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         const uint64_t *f1 = rec->seq_uid.data; const int64_t n1 = di_size(&rec->seq_uid);
         (void)f1; (void)n1;
         const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (!(((i > 0 ? ((int64_t)f0[(i - 1)]) : INT64_C(0)) & INT64_C(1)) != INT64_C(0)) || ((i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)) != ((int64_t)f1[i])));
+        for (int64_t i = 0; i < n; i++) ok &= (!(((i > 0 ? ((int64_t)f0[(i - 1)]) : INT64_C(0)) & INT64_C(1)) != INT64_C(0)) | ((i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)) != ((int64_t)f1[i])));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(!(((i > 0 ? ((int64_t)f0[(i - 1)]) : INT64_C(0)) & INT64_C(1)) != INT64_C(0)) || ((i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)) != ((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 4, -1, "EventBatch.flags", "all((shift(flags, 0) & EventFlags.LAST) != 0 implies shift(seq_uid, 0) != seq_uid)", step_id}, i, 0, true, (i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)));
+        if (!(!(((i > 0 ? ((int64_t)f0[(i - 1)]) : INT64_C(0)) & INT64_C(1)) != INT64_C(0)) | ((i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)) != ((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 4, -1, "EventBatch.flags", "all((shift(flags, 0) & EventFlags.LAST) != 0 implies shift(seq_uid, 0) != seq_uid)", step_id}, i, 0, true, (i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 4, -1, "EventBatch.flags", "all((shift(flags, 0) & EventFlags.LAST) != 0 implies shift(seq_uid, 0) != seq_uid)", step_id}, n, 0, true, (n < n1 ? (n > 0 ? ((int64_t)f1[(n - 1)]) : INT64_C(0)) : 0));
     } while (0);
     /* flags: injective(where((flags & EventFlags.LAST) != 0, seq_uid, -1)) */
@@ -5809,9 +5717,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(-1) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 5, 6, -1, "EventBatch.token_id", "all(-1 <= token_id < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 5, 6, -1, "EventBatch.token_id", "all(-1 <= token_id < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* token_id: all(kind == EventKind.TOKEN implies token_id >= 0) */
     do {
@@ -5822,9 +5730,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         const int32_t *f1 = rec->token_id.data; const int64_t n1 = di_size(&rec->token_id);
         (void)f1; (void)n1;
         const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (!(((int64_t)f0[i]) == INT64_C(0)) || (((int64_t)f1[i]) >= INT64_C(0)));
+        for (int64_t i = 0; i < n; i++) ok &= (!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) >= (int32_t)(INT64_C(0))));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(!(((int64_t)f0[i]) == INT64_C(0)) || (((int64_t)f1[i]) >= INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 5, 7, -1, "EventBatch.token_id", "all(kind == EventKind.TOKEN implies token_id >= 0)", step_id}, i, 0, true, ((int64_t)f1[i]));
+        if (!(!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) >= (int32_t)(INT64_C(0))))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 5, 7, -1, "EventBatch.token_id", "all(kind == EventKind.TOKEN implies token_id >= 0)", step_id}, i, 0, true, ((int64_t)f1[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 5, 7, -1, "EventBatch.token_id", "all(kind == EventKind.TOKEN implies token_id >= 0)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
     } while (0);
     /* token_id: all(kind == EventKind.FINISH implies token_id == -1) */
@@ -5836,9 +5744,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         const int32_t *f1 = rec->token_id.data; const int64_t n1 = di_size(&rec->token_id);
         (void)f1; (void)n1;
         const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (!(((int64_t)f0[i]) == INT64_C(1)) || (((int64_t)f1[i]) == INT64_C(-1)));
+        for (int64_t i = 0; i < n; i++) ok &= (!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) | ((int32_t)(((int64_t)f1[i])) == (int32_t)(INT64_C(-1))));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(!(((int64_t)f0[i]) == INT64_C(1)) || (((int64_t)f1[i]) == INT64_C(-1)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 5, 8, -1, "EventBatch.token_id", "all(kind == EventKind.FINISH implies token_id == -1)", step_id}, i, 0, true, ((int64_t)f1[i]));
+        if (!(!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) | ((int32_t)(((int64_t)f1[i])) == (int32_t)(INT64_C(-1))))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 5, 8, -1, "EventBatch.token_id", "all(kind == EventKind.FINISH implies token_id == -1)", step_id}, i, 0, true, ((int64_t)f1[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 5, 8, -1, "EventBatch.token_id", "all(kind == EventKind.FINISH implies token_id == -1)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
     } while (0);
     /* logprob: all(logprob <= 0) */
@@ -5867,9 +5775,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         const float *f0 = rec->sum_smaller.data; const int64_t n0 = di_size(&rec->sum_smaller);
         (void)f0; (void)n0;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((double)f0[i])) && (((double)f0[i]) <= 1.001));
+        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= 1.001));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((double)f0[i])) && (((double)f0[i]) <= 1.001))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 8, 11, -1, "EventBatch.sum_smaller", "all(0 <= sum_smaller <= 1.001)", step_id}, i, ((double)f0[i]), false, 0);
+        if (!((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= 1.001))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 8, 11, -1, "EventBatch.sum_smaller", "all(0 <= sum_smaller <= 1.001)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* output_index: all(output_index >= 0) */
     do {
@@ -5878,9 +5786,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(0));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 9, 12, -1, "EventBatch.output_index", "all(output_index >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 9, 12, -1, "EventBatch.output_index", "all(output_index >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* output_index: all(kind == EventKind.TOKEN implies output_index >= 1) */
     do {
@@ -5891,9 +5799,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         const int32_t *f1 = rec->output_index.data; const int64_t n1 = di_size(&rec->output_index);
         (void)f1; (void)n1;
         const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (!(((int64_t)f0[i]) == INT64_C(0)) || (((int64_t)f1[i]) >= INT64_C(1)));
+        for (int64_t i = 0; i < n; i++) ok &= (!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) >= (int32_t)(INT64_C(1))));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(!(((int64_t)f0[i]) == INT64_C(0)) || (((int64_t)f1[i]) >= INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 9, 13, -1, "EventBatch.output_index", "all(kind == EventKind.TOKEN implies output_index >= 1)", step_id}, i, 0, true, ((int64_t)f1[i]));
+        if (!(!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) >= (int32_t)(INT64_C(1))))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 9, 13, -1, "EventBatch.output_index", "all(kind == EventKind.TOKEN implies output_index >= 1)", step_id}, i, 0, true, ((int64_t)f1[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 9, 13, -1, "EventBatch.output_index", "all(kind == EventKind.TOKEN implies output_index >= 1)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
     } while (0);
     /* output_index: all(kind != EventKind.TOKEN or shift(kind, 255) != EventKind.TOKEN or shift(seq_uid, 0) != seq_uid or output_index == shift(output_index, 0) + 1) */
@@ -5908,9 +5816,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         const int32_t *f2 = rec->output_index.data; const int64_t n2 = di_size(&rec->output_index);
         (void)f2; (void)n2;
         const int64_t n = di_min(di_min(n0, n1), n2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((((((int64_t)f0[i]) != INT64_C(0)) || ((i > 0 ? ((int64_t)f0[(i - 1)]) : INT64_C(255)) != INT64_C(0))) || ((i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)) != ((int64_t)f1[i]))) || (((int64_t)f2[i]) == di_add((i > 0 ? ((int64_t)f2[(i - 1)]) : INT64_C(0)), INT64_C(1))));
+        for (int64_t i = 0; i < n; i++) ok &= (((((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) | ((i > 0 ? ((int64_t)f0[(i - 1)]) : INT64_C(255)) != INT64_C(0))) | ((i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)) != ((int64_t)f1[i]))) | (((int64_t)f2[i]) == di_add((i > 0 ? ((int64_t)f2[(i - 1)]) : INT64_C(0)), INT64_C(1))));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((((((int64_t)f0[i]) != INT64_C(0)) || ((i > 0 ? ((int64_t)f0[(i - 1)]) : INT64_C(255)) != INT64_C(0))) || ((i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)) != ((int64_t)f1[i]))) || (((int64_t)f2[i]) == di_add((i > 0 ? ((int64_t)f2[(i - 1)]) : INT64_C(0)), INT64_C(1))))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 9, 14, -1, "EventBatch.output_index", "all(kind != EventKind.TOKEN or shift(kind, 255) != EventKind.TOKEN or shift(seq_uid, 0) != seq_uid or output_index == shift(output_index, 0) + 1)", step_id}, i, 0, true, ((int64_t)f2[i]));
+        if (!(((((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) | ((i > 0 ? ((int64_t)f0[(i - 1)]) : INT64_C(255)) != INT64_C(0))) | ((i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)) != ((int64_t)f1[i]))) | (((int64_t)f2[i]) == di_add((i > 0 ? ((int64_t)f2[(i - 1)]) : INT64_C(0)), INT64_C(1))))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 9, 14, -1, "EventBatch.output_index", "all(kind != EventKind.TOKEN or shift(kind, 255) != EventKind.TOKEN or shift(seq_uid, 0) != seq_uid or output_index == shift(output_index, 0) + 1)", step_id}, i, 0, true, ((int64_t)f2[i]));
         if (n0 != n1 || n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 9, 14, -1, "EventBatch.output_index", "all(kind != EventKind.TOKEN or shift(kind, 255) != EventKind.TOKEN or shift(seq_uid, 0) != seq_uid or output_index == shift(output_index, 0) + 1)", step_id}, n, 0, true, (n < n2 ? ((int64_t)f2[n]) : 0));
     } while (0);
     /* prompt_len: all(prompt_len >= 0) */
@@ -5920,9 +5828,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(0));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 10, 15, -1, "EventBatch.prompt_len", "all(prompt_len >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 10, 15, -1, "EventBatch.prompt_len", "all(prompt_len >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* finish_reason: all(finish_reason <= 8) */
     do {
@@ -5930,9 +5838,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         const uint8_t *f0 = rec->finish_reason.data; const int64_t n0 = di_size(&rec->finish_reason);
         (void)f0; (void)n0;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) <= INT64_C(8));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(8)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) <= INT64_C(8))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 11, 16, -1, "EventBatch.finish_reason", "all(finish_reason <= 8)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(8)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 11, 16, -1, "EventBatch.finish_reason", "all(finish_reason <= 8)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* finish_reason: all((finish_reason != FinishReason.NONE) == ((flags & EventFlags.LAST) != 0)) */
     do {
@@ -5943,9 +5851,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         const uint16_t *f1 = rec->flags.data; const int64_t n1 = di_size(&rec->flags);
         (void)f1; (void)n1;
         const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((((int64_t)f0[i]) != INT64_C(0)) == ((((int64_t)f1[i]) & INT64_C(1)) != INT64_C(0)));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) == ((((int64_t)f1[i]) & INT64_C(1)) != INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((((int64_t)f0[i]) != INT64_C(0)) == ((((int64_t)f1[i]) & INT64_C(1)) != INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 11, 17, -1, "EventBatch.finish_reason", "all((finish_reason != FinishReason.NONE) == ((flags & EventFlags.LAST) != 0))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) == ((((int64_t)f1[i]) & INT64_C(1)) != INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 11, 17, -1, "EventBatch.finish_reason", "all((finish_reason != FinishReason.NONE) == ((flags & EventFlags.LAST) != 0))", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 11, 17, -1, "EventBatch.finish_reason", "all((finish_reason != FinishReason.NONE) == ((flags & EventFlags.LAST) != 0))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* drafted: all(drafted >= 0) */
@@ -5954,9 +5862,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         const int16_t *f0 = rec->drafted.data; const int64_t n0 = di_size(&rec->drafted);
         (void)f0; (void)n0;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(0));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 12, 18, -1, "EventBatch.drafted", "all(drafted >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 12, 18, -1, "EventBatch.drafted", "all(drafted >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* accepted: all(0 <= accepted <= drafted) */
     do {
@@ -5967,9 +5875,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         const int16_t *f1 = rec->drafted.data; const int64_t n1 = di_size(&rec->drafted);
         (void)f1; (void)n1;
         const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= ((int64_t)f1[i])));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i]))));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) <= ((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 13, 19, -1, "EventBatch.accepted", "all(0 <= accepted <= drafted)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i]))))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 13, 19, -1, "EventBatch.accepted", "all(0 <= accepted <= drafted)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 13, 19, -1, "EventBatch.accepted", "all(0 <= accepted <= drafted)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* conf_offset: all(conf_offset >= -1) */
@@ -5979,9 +5887,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(-1), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(-1));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) >= INT64_C(-1))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 14, 20, -1, "EventBatch.conf_offset", "all(conf_offset >= -1)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 14, 20, -1, "EventBatch.conf_offset", "all(conf_offset >= -1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* conf_offset: all(conf_offset == -1 or conf_offset + K <= len(confidences)) */
     do {
@@ -5993,9 +5901,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         (void)f1; (void)n1;
         const int64_t s1 = n1;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((((int64_t)f0[i]) == INT64_C(-1)) || (di_add(((int64_t)f0[i]), (int64_t)l->num_draft) <= s1));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | (di_add(((int64_t)f0[i]), (int64_t)l->num_draft) <= s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((((int64_t)f0[i]) == INT64_C(-1)) || (di_add(((int64_t)f0[i]), (int64_t)l->num_draft) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 14, 21, -1, "EventBatch.conf_offset", "all(conf_offset == -1 or conf_offset + K <= len(confidences))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | (di_add(((int64_t)f0[i]), (int64_t)l->num_draft) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 14, 21, -1, "EventBatch.conf_offset", "all(conf_offset == -1 or conf_offset + K <= len(confidences))", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* top_offset: all(top_offset >= -1) */
     do {
@@ -6004,9 +5912,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(-1), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(-1));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) >= INT64_C(-1))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 15, 22, -1, "EventBatch.top_offset", "all(top_offset >= -1)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 15, 22, -1, "EventBatch.top_offset", "all(top_offset >= -1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* top_offset: all(top_offset == -1 or top_offset + top_count <= len(top_ids)) */
     do {
@@ -6021,9 +5929,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         (void)f2; (void)n2;
         const int64_t s1 = n2;
         const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((((int64_t)f0[i]) == INT64_C(-1)) || (di_add(((int64_t)f0[i]), ((int64_t)f1[i])) <= s1));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | (di_add(((int64_t)f0[i]), ((int64_t)f1[i])) <= s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((((int64_t)f0[i]) == INT64_C(-1)) || (di_add(((int64_t)f0[i]), ((int64_t)f1[i])) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 15, 23, -1, "EventBatch.top_offset", "all(top_offset == -1 or top_offset + top_count <= len(top_ids))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | (di_add(((int64_t)f0[i]), ((int64_t)f1[i])) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 15, 23, -1, "EventBatch.top_offset", "all(top_offset == -1 or top_offset + top_count <= len(top_ids))", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 15, 23, -1, "EventBatch.top_offset", "all(top_offset == -1 or top_offset + top_count <= len(top_ids))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* top_count: all(top_count >= 0) */
@@ -6032,9 +5940,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         const int16_t *f0 = rec->top_count.data; const int64_t n0 = di_size(&rec->top_count);
         (void)f0; (void)n0;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(0));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 16, 24, -1, "EventBatch.top_count", "all(top_count >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 16, 24, -1, "EventBatch.top_count", "all(top_count >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* top_count: all(top_offset >= 0 or top_count == 0) */
     do {
@@ -6045,9 +5953,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         const int16_t *f1 = rec->top_count.data; const int64_t n1 = di_size(&rec->top_count);
         (void)f1; (void)n1;
         const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((((int64_t)f0[i]) >= INT64_C(0)) || (((int64_t)f1[i]) == INT64_C(0)));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) == (int32_t)(INT64_C(0))));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((((int64_t)f0[i]) >= INT64_C(0)) || (((int64_t)f1[i]) == INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 16, 25, -1, "EventBatch.top_count", "all(top_offset >= 0 or top_count == 0)", step_id}, i, 0, true, ((int64_t)f1[i]));
+        if (!(((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) == (int32_t)(INT64_C(0))))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 16, 25, -1, "EventBatch.top_count", "all(top_offset >= 0 or top_count == 0)", step_id}, i, 0, true, ((int64_t)f1[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 16, 25, -1, "EventBatch.top_count", "all(top_offset >= 0 or top_count == 0)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
     } while (0);
     /* prompt_lp_offset: all(prompt_lp_offset >= -1) */
@@ -6057,9 +5965,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(-1), INT32_MAX)) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) >= INT64_C(-1));
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i]) >= INT64_C(-1))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 17, 26, -1, "EventBatch.prompt_lp_offset", "all(prompt_lp_offset >= -1)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 17, 26, -1, "EventBatch.prompt_lp_offset", "all(prompt_lp_offset >= -1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* prompt_lp_offset: all(prompt_lp_offset == -1 or prompt_lp_offset + prompt_len <= len(prompt_logprobs)) */
     do {
@@ -6074,9 +5982,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         (void)f2; (void)n2;
         const int64_t s1 = n2;
         const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((((int64_t)f0[i]) == INT64_C(-1)) || (di_add(((int64_t)f0[i]), ((int64_t)f1[i])) <= s1));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | (di_add(((int64_t)f0[i]), ((int64_t)f1[i])) <= s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((((int64_t)f0[i]) == INT64_C(-1)) || (di_add(((int64_t)f0[i]), ((int64_t)f1[i])) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 17, 27, -1, "EventBatch.prompt_lp_offset", "all(prompt_lp_offset == -1 or prompt_lp_offset + prompt_len <= len(prompt_logprobs))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | (di_add(((int64_t)f0[i]), ((int64_t)f1[i])) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 17, 27, -1, "EventBatch.prompt_lp_offset", "all(prompt_lp_offset == -1 or prompt_lp_offset + prompt_len <= len(prompt_logprobs))", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 17, 27, -1, "EventBatch.prompt_lp_offset", "all(prompt_lp_offset == -1 or prompt_lp_offset + prompt_len <= len(prompt_logprobs))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* confidences: all(0 <= confidences <= 1) */
@@ -6085,9 +5993,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         const float *f0 = rec->confidences.data; const int64_t n0 = di_size(&rec->confidences);
         (void)f0; (void)n0;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((double)f0[i])) && (((double)f0[i]) <= INT64_C(1)));
+        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((double)f0[i])) && (((double)f0[i]) <= INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 19, 28, -1, "EventBatch.confidences", "all(0 <= confidences <= 1)", step_id}, i, ((double)f0[i]), false, 0);
+        if (!((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 19, 28, -1, "EventBatch.confidences", "all(0 <= confidences <= 1)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* top_ids: all(0 <= top_ids < V) */
     do {
@@ -6096,9 +6004,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         (void)f0; (void)n0;
         if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((INT64_C(0) <= ((int64_t)f0[i])) && (((int64_t)f0[i]) < (int64_t)l->vocab_size))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 20, 29, -1, "EventBatch.top_ids", "all(0 <= top_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 20, 29, -1, "EventBatch.top_ids", "all(0 <= top_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* top_logprobs: all(top_logprobs <= 0) */
     do {

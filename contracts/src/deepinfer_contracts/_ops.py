@@ -218,7 +218,7 @@ OPS: Mapping[str, Op] = {
         tolerance='B',
         doc='a table from checkpoint tensors; load time'),
     'engram.prepare_gate': Op(id='engram.prepare_gate', required=False, group='engram', default='cpu',
-        signature='(q_weight, k_weight)',
+        signature='(q_weight, k_weight, *, norm_eps=1e-20)',
         tolerance='B',
         doc="product of the gate's norm weights; load time"),
     'engram.hash': Op(id='engram.hash', required=False, group='engram', default='cpu',
