@@ -33,11 +33,14 @@ class Arena:
         self.pinned = False
         self.start = int(ffi.cast("uintptr_t", data))
         self.memory = np.frombuffer(owned_buffer(data, nbytes, owner), np.uint8)
+        self._places: dict[str, tuple[np.dtype[Any], int]] = {}  # a field lies at the same place in every batch
 
-    def array(self, view: Any) -> Array:
-        dtype, count = DTYPES[view.dtype], view.shape[0]
-        at = int(ffi.cast("uintptr_t", view.data)) - self.start
-        return self.memory[at : at + count * dtype.itemsize].view(dtype)
+    def array(self, name: str, view: Any) -> Array:
+        place = self._places.get(name)
+        if place is None:
+            at = int(ffi.cast("uintptr_t", view.data)) - self.start
+            place = self._places[name] = DTYPES[view.dtype], at
+        return np.ndarray(view.shape[0], place[0], self.memory, place[1])
 
     @property
     def is_exported(self) -> bool:
@@ -77,7 +80,7 @@ class EventView:
             return copied(view)
         if self._arena is None:
             return np.empty(0, DTYPES[view.dtype])
-        return self._arena.array(view)
+        return self._arena.array(name, view)
 
     @property
     def is_stale(self) -> bool:
