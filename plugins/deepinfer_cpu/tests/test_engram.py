@@ -122,19 +122,32 @@ def test_gate_equals_the_formula_and_skips_masked_rows(dtype):
     assert torch.equal(got[2], x[2])
 
 
+ONES = engram.prepare_gate(torch.ones(4, 32), torch.ones(4, 32))
+
+
+def test_gate_norms_use_the_eps_they_are_given():
+    """One value of 1, eps 3: rsqrt(1/32 + 3) in both norms."""
+    x, kv = torch.zeros(1, 1, 32), torch.zeros(1, 64)
+    x[0, 0, 0] = kv[0, 0] = kv[0, 32] = 1.0
+    one = torch.ones(1, 32)
+    got = engram.gate(x, kv, engram.prepare_gate(one, one, norm_eps=3.0))[0, 0, 0].item() - 1
+    d = 1 / (1 / 32 + 3) / math.sqrt(32)
+    assert got == pytest.approx(1 / (1 + math.exp(-math.sqrt(d))), rel=1e-5)
+
+
 def test_gate_with_zero_values_is_the_identity():
     x, kv = torch.randn(3, 4, 32).bfloat16(), torch.randn(3, 5 * 32).bfloat16()
     kv[:, 4 * 32 :] = 0
-    assert torch.equal(engram.gate(x, kv, torch.ones(4, 32)), x)
+    assert torch.equal(engram.gate(x, kv, ONES), x)
 
 
 def test_gate_of_zero_rows_is_finite():
-    assert engram.gate(torch.zeros(1, 4, 32), torch.zeros(1, 160), torch.ones(4, 32)).isfinite().all()
+    assert engram.gate(torch.zeros(1, 4, 32), torch.zeros(1, 160), ONES).isfinite().all()
 
 
 def test_gate_with_misfitting_keys_is_refused():
     with pytest.raises(ShapeContractError, match=r"engram\.gate: argument 'kv'"):
-        engram.gate(torch.zeros(1, 4, 32), torch.zeros(1, 128), torch.ones(4, 32))
+        engram.gate(torch.zeros(1, 4, 32), torch.zeros(1, 128), ONES)
 
 
 def test_fetch_of_a_table_without_scales_takes_plain_rows():

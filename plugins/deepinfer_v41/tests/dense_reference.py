@@ -259,7 +259,7 @@ class DenseReference:
     def moe(self, layer: int, x: Tensor, trace: Trace) -> Tensor:
         c, p = self.c, f"layers.{layer}.ffn."
         k, E, lim = c["num_experts_per_tok"], c["n_routed_experts"], c["swiglu_limit"] or float("inf")
-        z = self.linear(x, p + "gate")
+        z = self.linear(x, p + "gate") / c.get("gate_temp", 1.0)
         sc = torch.nn.functional.softplus(z, threshold=20).sqrt()
         biased = sc + self.w[p + "gate.bias"]
         ranked, order = torch.sort(biased, dim=-1, descending=True, stable=True)
@@ -324,7 +324,8 @@ class DenseReference:
         main = self.rope(lat, turn)
         ik = self.rope(self.norm(self.linear(lat, p + "indexer.wk"), p + "indexer.k_norm"), turn)
         trace.unrounded["main", layer], trace.unrounded["index", layer] = main, ik
-        shared["main"] = qdq_q4nv(main) if self.caches else main
+        main_format = qdq_q4nv if c.get("use_fp4_sparse_kv", True) else qdq_q8
+        shared["main"] = main_format(main) if self.caches else main
         shared["ik"] = qdq_q4mx(ik) if self.caches else ik
 
     def _select(

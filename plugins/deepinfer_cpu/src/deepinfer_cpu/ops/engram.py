@@ -12,7 +12,6 @@ from deepinfer_cpu.ops.norm import inverse_rms
 from deepinfer_cpu.scalars import f32
 
 GATE_FLOOR = 1e-6
-NORM_EPS = 1e-20
 
 
 @frozen(eq=False)
@@ -35,9 +34,17 @@ def prepare(weight: Tensor, scale: Tensor | None = None) -> Table:
     return Table(weight.view(torch.uint8), scale.view(torch.uint8))
 
 
-def prepare_gate(q_weight: Tensor, k_weight: Tensor) -> Tensor:
-    """The product of the two norm weights, fp32 ``[c, H]``."""
-    return q_weight.float() * k_weight.float()
+@frozen(eq=False)
+class GateParams:
+    """The product of the two norm weights, fp32 ``[c, H]``, and the eps of both norms."""
+
+    weight: Tensor
+    norm_eps: float
+
+
+def prepare_gate(q_weight: Tensor, k_weight: Tensor, *, norm_eps: float = 1e-20) -> GateParams:
+    """Norm weights of streams and keys ``[c, H]``, once at load."""
+    return GateParams(q_weight.float() * k_weight.float(), norm_eps)
 
 
 def hash(ids: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tensor) -> Tensor:
@@ -71,7 +78,7 @@ def fetch(rows: Tensor, table: Table, *, dtype: torch.dtype = torch.bfloat16) ->
     return values.view(rows.shape[0], -1).to(dtype)
 
 
-def gate(x: Tensor, kv: Tensor, params: Tensor, *, mask: Tensor | None = None) -> Tensor:
+def gate(x: Tensor, kv: Tensor, params: GateParams, *, mask: Tensor | None = None) -> Tensor:
     """``X_j + g_j v``, g from the normalised dot product of stream and key; ``[T, c, H]`` in the dtype of ``x``.
 
     :param kv: ``[T, (c + 1) * H]``: c keys, stream-major, then the shared value.
@@ -82,8 +89,8 @@ def gate(x: Tensor, kv: Tensor, params: Tensor, *, mask: Tensor | None = None) -
         raise shape_error("engram.gate", "kv", f"[{tokens}, {(c + 1) * width}]", list(kv.shape))
     xf, kvf = x.float(), kv.float()
     keys, value = kvf[:, : c * width].view(tokens, c, width), kvf[:, c * width :].unsqueeze(1)
-    dot = (xf * params).mul_(keys).sum(-1, keepdim=True)
-    dot.mul_(inverse_rms(xf, NORM_EPS)).mul_(inverse_rms(keys, NORM_EPS)).mul_(f32(width**-0.5))
+    dot = (xf * params.weight).mul_(keys).sum(-1, keepdim=True)
+    dot.mul_(inverse_rms(xf, params.norm_eps)).mul_(inverse_rms(keys, params.norm_eps)).mul_(f32(width**-0.5))
     g = gate_of(dot)
     if mask is not None:
         g = g * mask.view(-1, 1, 1)

@@ -35,7 +35,8 @@ class EngramLayer:
         scale = weights.raw(f"{prefix}.embed.scale") if config.quantized else None
         self._table = self._engram.prepare(weights.raw(f"{prefix}.embed.weight"), scale)
         self._wkv = weights.dense(f"{prefix}.wkv")
-        self._gate = self._engram.prepare_gate(weights.f32(f"{prefix}.q_weight"), weights.f32(f"{prefix}.k_weight"))
+        norms = weights.f32(f"{prefix}.q_weight"), weights.f32(f"{prefix}.k_weight")
+        self._gate = self._engram.prepare_gate(*norms, norm_eps=config.rms_norm_eps)
 
     def __call__(self, stream: Tensor, ngram_ids: Tensor) -> Tensor:
         """``stream [T, C, D]``, ``ngram_ids`` i32 ``[T, N]`` (compressed ids, newest first) -> the stream after."""
