@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -43,6 +45,28 @@ def test_required_ops_are_offered_by_the_default_backend():
     assert match.requirements.ops <= set(cpu_backend().ops)
     offered = cpu_backend().capabilities
     assert match.requirements.formats <= offered.kv_formats | offered.index_formats
+
+
+def test_required_ops_are_those_that_the_model_takes():
+    """An op that is missing is then named at start-up, and not found missing in the middle of a step."""
+    taken: set[str] = set()
+
+    class Watched:
+        def __init__(self, group: str) -> None:
+            self.group = group
+
+        def __getattr__(self, op: str) -> Any:
+            taken.add(f"{self.group}.{op}")
+            return getattr(getattr(cpu_backend(), self.group), op)
+
+    class Watching:
+        def __getattr__(self, name: str) -> Any:
+            groups = {op.split(".")[0] for op in cpu_backend().ops}
+            return Watched(name) if name in groups else getattr(cpu_backend(), name)
+
+    driver = make_driver(SHIPPED, "released", backend=Watching())
+    driver.all_logits(list(range(3, 50)), split=45)
+    assert taken == plugin.OPS
 
 
 def test_hints_describe_the_shipped_checkpoint():

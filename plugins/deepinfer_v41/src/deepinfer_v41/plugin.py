@@ -29,6 +29,8 @@ OPS = frozenset(
         "engram.fetch",
         "engram.gate",
         "engram.hash",
+        "engram.prepare",
+        "engram.prepare_gate",
         "gemm.dense",
         "gemm.einsum_heads",
         "index.block_max",
@@ -42,14 +44,18 @@ OPS = frozenset(
         "mhc.head",
         "mhc.post",
         "mhc.pre",
+        "mhc.prepare",
         "moe.combine",
         "moe.dispatch",
         "moe.experts",
         "moe.gate",
+        "moe.swiglu",
         "norm.rms",
         "quant.cast_per_token",
         "quant.prepare_weight",
         "transform.fused",
+        "transform.rope_rows",
+        "transform.rope_table",
     }
 )
 
