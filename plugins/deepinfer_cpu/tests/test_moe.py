@@ -188,3 +188,16 @@ def test_gate_of_a_broken_row_leaves_the_others_whole():
     assert torch.equal(weight[others], broken_weight[others])
     assert ((broken_idx >= 0) & (broken_idx < EXPERTS)).all()
     assert broken_weight[4].isnan().all()
+
+
+def test_combine_adds_in_ascending_expert_id_and_the_shared_expert_last():
+    """In fp32 the order shows: only (1e8 - 1e8) + 1 is 1."""
+    index, weight = torch.tensor([[2, 0, 1], [1, 2, 0]]), torch.ones(2, 3)
+    dispatched = moe.dispatch(torch.zeros(2, 4), index, weight, group=None)
+    value = torch.tensor([1e8, -1e8, 1.0])
+    rows = torch.cat([value[e].expand(end - begin, 4) for e, begin, end in dispatched.segments])
+    assert torch.equal(moe.combine(rows, dispatched.handle), torch.ones(2, 4))
+    apart = torch.tensor([2.0**-24, 1.0, -1.0])  # 2^-24 is lost beside 1: the shared expert must come last to keep it
+    rows = torch.cat([apart[e].expand(end - begin, 4) for e, begin, end in dispatched.segments])
+    shared = torch.full((2, 4), 2.0**-24)
+    assert torch.equal(moe.combine(rows, dispatched.handle, bias=shared), shared)

@@ -42,7 +42,7 @@ def calls(be, dtype):
     w2 = be.quant.prepare_weight("w2", [c for c, _ in down], [s for _, s in down], use="experts")
     mix = be.mhc.prepare(torch.randn(24, 4 * HIDDEN) / 32, torch.ones(3), torch.zeros(24))
     table = be.transform.rope_table(64, 16, theta=10000.0)
-    gate_w = torch.randn(4, HIDDEN)
+    gate_w = be.engram.prepare_gate(torch.randn(4, HIDDEN), torch.ones(4, HIDDEN))
     kv = rand(100, DIM)
     caches = be.alloc_caches([CacheSpec("index", "index", [CacheLayer(0, 16, "index_fp4", 32)])], {"index": 8})
     be.cache.store(torch.randn(128, 32), caches.view("index", 0), torch.arange(128, dtype=torch.int32))
