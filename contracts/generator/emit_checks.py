@@ -314,7 +314,7 @@ class _Emitter:
             step_id = f"step != NULL ? step->step_id : {step_id}"
         suffix = "_in" if context else ""
         lines = [
-            f"DI_VECTORISE int di_check_{c.file}{suffix}({arguments}const di_limits *l, int level, di_error *error)",
+            f"int di_check_{c.file}{suffix}({arguments}const di_limits *l, int level, di_error *error)",
             "{",
             "if (level <= DI_LEVEL_OFF) return 0;",
             f"const uint64_t step_id = {step_id};",

@@ -172,7 +172,7 @@ static int di_view_fault(const di_view *v, bool allowed, bool required, int32_t 
     return v->data == NULL && di_size(v) != 0 ? 1 : 0;
 }
 
-DI_VECTORISE int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits *l, int level, di_error *error)
+int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits *l, int level, di_error *error)
 {
     if (level <= DI_LEVEL_OFF) return 0;
     const uint64_t step_id = rec->step_id != 0 ? rec->step_id : l->step_id;
@@ -1315,7 +1315,7 @@ DI_VECTORISE int di_check_scheduler_outputs(const di_scheduler_outputs *rec, con
     return 0;
 }
 
-DI_VECTORISE int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_outputs *step, const di_limits *l, int level, di_error *error)
+int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_outputs *step, const di_limits *l, int level, di_error *error)
 {
     if (level <= DI_LEVEL_OFF) return 0;
     const uint64_t step_id = step != NULL ? step->step_id : l->step_id;
@@ -1816,7 +1816,7 @@ int di_check_input_metadata(const di_input_metadata *rec, const di_limits *l, in
     return di_check_input_metadata_in(rec, NULL, l, level, error);
 }
 
-DI_VECTORISE int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_scheduler_outputs *step, const di_limits *l, int level, di_error *error)
+int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_scheduler_outputs *step, const di_limits *l, int level, di_error *error)
 {
     if (level <= DI_LEVEL_OFF) return 0;
     const uint64_t step_id = step != NULL ? step->step_id : l->step_id;
@@ -4079,7 +4079,7 @@ int di_check_input_metadata_v41(const di_input_metadata_v41 *rec, const di_limit
     return di_check_input_metadata_v41_in(rec, NULL, l, level, error);
 }
 
-DI_VECTORISE int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_outputs *step, const di_limits *l, int level, di_error *error)
+int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_outputs *step, const di_limits *l, int level, di_error *error)
 {
     if (level <= DI_LEVEL_OFF) return 0;
     const uint64_t step_id = step != NULL ? step->step_id : l->step_id;
@@ -4723,7 +4723,7 @@ int di_check_sampler_inputs(const di_sampler_inputs *rec, const di_limits *l, in
     return di_check_sampler_inputs_in(rec, NULL, l, level, error);
 }
 
-DI_VECTORISE int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_outputs *step, const di_limits *l, int level, di_error *error)
+int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_outputs *step, const di_limits *l, int level, di_error *error)
 {
     if (level <= DI_LEVEL_OFF) return 0;
     const uint64_t step_id = step != NULL ? step->step_id : l->step_id;
@@ -5407,7 +5407,7 @@ int di_check_sampler_output(const di_sampler_output *rec, const di_limits *l, in
     return di_check_sampler_output_in(rec, NULL, l, level, error);
 }
 
-DI_VECTORISE int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int level, di_error *error)
+int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int level, di_error *error)
 {
     if (level <= DI_LEVEL_OFF) return 0;
     const uint64_t step_id = rec->step_id != 0 ? rec->step_id : l->step_id;
