@@ -13,7 +13,7 @@ import pytest
 import torch
 from dense_reference import DenseReference
 from torch import Tensor
-from v41_models import make_driver
+from v41_models import SHIPPED, make_driver
 from v41_tiny import edited, prompt, tiny_path
 
 from deepinfer_v41.primes import engram_primes
@@ -26,6 +26,18 @@ def engram_rows(order: int) -> dict[str, Any]:
     rows = [sum(row) for row in engram_primes(200, 2, (order - 1) * 2)]
     return {"engram_max_ngram_size": order, "engram_num_embeddings": rows}
 
+
+WIDE = {
+    "hidden_size": 256,
+    "head_dim": 512,
+    "qk_rope_head_dim": 64,
+    "index_n_heads": 8,
+    "index_head_dim": 128,
+    "sliding_window": 128,
+    "index_topk": 64,
+    "candidate_topk_blocks": 16,
+}
+"""``tiny-k`` of ``spec/model.md`` 1.3: entries as wide as the released ones."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "released-formats": {},
@@ -77,7 +89,23 @@ def varied(name: str) -> Path:
     return edited(tiny_path(**VARIANTS[name]), edit)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+GATE = {
+    "large-norm-eps",
+    "no-engram",
+    "candidate-blocks-of-3",
+    "only-ratio-1",
+    "no-draft-head",
+    "three-streams",
+    "one-head",
+    "router-temperature",
+    "tight-clamp",
+    "window-of-one",
+    "top-1",
+}
+"""The variants of every run; the others run nightly."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in GATE else pytest.mark.slow) for n in VARIANTS])
 def test_variant_matches_the_dense_oracle_in_prefill_and_decode(name):
     path = varied(name)
     want = DenseReference(path, caches=False).run(IDS).logits
@@ -105,3 +133,29 @@ def test_fp8_main_entries_give_the_rows_of_the_oracle(split):
     assert float(distance.mean()) < 1e-2
     oracle.c["use_fp4_sparse_kv"] = True
     assert float((rows - oracle.run(ids).logits).abs().amax(-1).mean()) > 10 * float(distance.mean())
+
+
+@pytest.mark.slow
+def test_entries_of_the_released_width_match_the_dense_oracle():
+    path, ids = tiny_path(**WIDE), prompt(200, seed=2)
+    want = DenseReference(path, caches=False).run(ids).logits
+    torch.testing.assert_close(
+        make_driver(path, "plain").all_logits(ids, chunk=150, split=190), want, atol=1e-4, rtol=0
+    )
+    driver, ids = make_driver(path, "released"), ids[:150]
+    assert torch.equal(driver.all_logits(ids, chunk=61, split=140, q=3), driver.all_logits(ids))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["plain", "released"])
+def test_shipped_model_is_right_up_to_its_last_position(variant):
+    """2,048 positions over 16 blocks; the golden prompts end at 600."""
+    draw = torch.randint(3, 1500, (2047,), generator=torch.Generator().manual_seed(8))
+    ids, driver = [0, *draw.tolist()], make_driver(SHIPPED, variant)
+    got = driver.all_logits(ids, chunk=700, split=2030)
+    assert torch.equal(got, driver.all_logits(ids))
+    if variant == "plain":
+        oracle = DenseReference(SHIPPED, caches=False, token_map=driver.model._tables.token_map.tolist())
+        distance = (got - oracle.run(ids).logits).abs().amax(-1)
+        assert float(distance.median()) < 1e-4
+        assert float((distance > 1e-3).float().mean()) < 0.01

@@ -78,7 +78,7 @@ def test_decode_takes_over_at_every_split(variant, prompt, follow):
     check_splits(variant, prompt, list(range(1, len(PROMPTS[prompt]))), follow)
 
 
-@pytest.mark.parametrize("prompt", ["len127", "len200", "len600"])
+@pytest.mark.parametrize("prompt", [pytest.param("len127", marks=pytest.mark.slow), "len200", "len600"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_decode_takes_over_at_sampled_splits_of_a_long_prompt(variant, prompt):
     n = len(PROMPTS[prompt])
