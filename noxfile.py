@@ -86,9 +86,9 @@ def torchless(session: nox.Session) -> None:
 
 @nox.session
 def optimised(session: nox.Session) -> None:
-    """The same behaviour under ``python -O``: nothing validates with assert."""
+    """The same behaviour under ``python -O``: nothing validates with assert. The nightly adds the numeric suites."""
     install_all(session, *TEST_TOOLS)
-    run_tests(session, "-m", "not slow", python=("python", "-O"))
+    run_tests(session, "-m", "not slow", "-k", "not golden and not invariants", python=("python", "-O"))
 
 
 @nox.session
@@ -113,9 +113,10 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def nightly(session: nox.Session) -> None:
-    """The long tests: whole perplexity texts, every split, long random schedules."""
+    """The long tests: whole perplexity texts, every split, long random schedules; and all others under ``-O``."""
     install_all(session, *TEST_TOOLS)
     run_tests(session, "-m", "slow", "--timeout", "3600")
+    run_tests(session, "-m", "not slow", python=("python", "-O"))
 
 
 @nox.session
