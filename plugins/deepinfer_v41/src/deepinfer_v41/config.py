@@ -36,7 +36,7 @@ from deepinfer_v41.config_sections import (
     find_sections,
     read_quantization,
 )
-from deepinfer_v41.layer_plan import LayerPlan, RopeParameters, plan_layers
+from deepinfer_v41.layer_plan import LayerPlan, plan_layers
 
 __all__ = ["ARCHITECTURE", "MODEL_TYPE", "V41Config", "VisionConfig"]
 
@@ -233,10 +233,6 @@ class V41Config:
     def max_draft_tokens(self) -> int:
         """The longest draft the checkpoint's head can propose; 0 without one."""
         return self.dspark_block_size if self.num_nextn_predict_layers else 0
-
-    def rope(self, layer: int) -> RopeParameters:
-        """Rotary parameters of a runtime layer: plain for window-only and draft layers, YaRN for the others."""
-        return self.layers[layer].rope
 
 
 def _read_vision(sections: Mapping[str, Mapping[str, Any]], flat: bool, problems: list[Problem]) -> VisionConfig | None:

@@ -11,13 +11,10 @@ REUSE     no                         no                            those entries
 
 from __future__ import annotations
 
-import math
 from enum import Enum
 from typing import TYPE_CHECKING
 
 import attrs
-import numpy as np
-import numpy.typing as npt
 
 if TYPE_CHECKING:
     from deepinfer_v41.config import V41Config
@@ -31,35 +28,6 @@ class LayerKind(Enum):
 
 
 @attrs.frozen
-class RopeParameters:
-    """Rotary table of one layer over the last ``dim`` channels. ``factor`` 1 means no YaRN."""
-
-    dim: int
-    theta: float
-    factor: float = 1.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    original_seq_len: int = 0
-
-    def frequencies(self) -> npt.NDArray[np.float32]:
-        """``[dim/2]`` f32, computed in float64 and rounded once (spec/model.md 2.0)."""
-        plain = self.theta ** (-2.0 * np.arange(self.dim // 2, dtype=np.float64) / self.dim)
-        if self.factor == 1.0:
-            return plain.astype(np.float32)
-
-        def channel(rotations: float) -> float:
-            # The (fractional) channel that turns `rotations` times over the original context.
-            turns = math.log(self.original_seq_len / (2 * math.pi * rotations))
-            return self.dim * turns / (2 * math.log(self.theta))
-
-        low = max(math.floor(channel(self.beta_fast)), 0)
-        high = min(math.ceil(channel(self.beta_slow)), self.dim - 1)
-        index = np.arange(self.dim // 2, dtype=np.float64)
-        ramp = np.clip((index - low) / max(high - low, 1e-3), 0.0, 1.0)
-        return (plain * (1.0 - ramp) + plain / self.factor * ramp).astype(np.float32)
-
-
-@attrs.frozen
 class LayerPlan:
     """One runtime layer. The sources are layer ids, None where the layer reads no such thing."""
 
@@ -68,7 +36,6 @@ class LayerPlan:
     """Checkpoint prefix: ``layers.3`` or ``mtp.0``."""
     kind: LayerKind
     ratio: int
-    rope: RopeParameters
     kv_source: int | None = None
     """The FULL layer whose main KV and index K this layer reads."""
     topk_source: int | None = None
@@ -97,15 +64,6 @@ def nearest_source(sources: tuple[int, ...], layer: int) -> int | None:
 
 def plan_layers(config: V41Config) -> tuple[LayerPlan, ...]:
     """The plans of all runtime layers of a checked configuration."""
-    plain = RopeParameters(config.qk_rope_head_dim, config.rope_theta)
-    yarn = RopeParameters(
-        config.qk_rope_head_dim,
-        config.compress_rope_theta,
-        config.rope_factor,
-        config.beta_fast,
-        config.beta_slow,
-        config.original_seq_len,
-    )
     n_backbone = config.num_hidden_layers
     plans = []
     for layer in range(n_backbone):
@@ -119,7 +77,6 @@ def plan_layers(config: V41Config) -> tuple[LayerPlan, ...]:
                 prefix=f"layers.{layer}",
                 kind=kind,
                 ratio=ratio,
-                rope=yarn if ratio else plain,
                 kv_source=nearest_source(config.kv_source_layer_ids, layer) if ratio else None,
                 topk_source=nearest_source(config.index_source_layer_ids, layer) if ratio else None,
                 candidate_source=source if own_topk and source is not None and layer > source else None,
@@ -129,7 +86,7 @@ def plan_layers(config: V41Config) -> tuple[LayerPlan, ...]:
             )
         )
     for stage in range(config.num_nextn_predict_layers):
-        plans.append(LayerPlan(n_backbone + stage, f"mtp.{stage}", LayerKind.SWA, 0, plain, is_draft=True))
+        plans.append(LayerPlan(n_backbone + stage, f"mtp.{stage}", LayerKind.SWA, 0, is_draft=True))
     return tuple(plans)
 
 

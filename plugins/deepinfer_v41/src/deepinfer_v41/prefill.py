@@ -60,10 +60,6 @@ class PrefillStep(Step):
         )
         return out
 
-    def entries_written(self, layer: int) -> None:
-        self._main.pop(layer, None)
-        self._index_keys.pop(layer, None)
-
     def visible(self, ratio: int) -> Tensor:
         if ratio not in self._visible:
             self._visible[ratio] = self.inputs.ke[ratio] - self.inputs.ks[ratio]

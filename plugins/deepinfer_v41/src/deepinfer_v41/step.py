@@ -61,9 +61,6 @@ class Step(ABC):
         slots: Tensor = self.inputs.slot_main[ratio]
         return slots
 
-    def entries_written(self, layer: int) -> None:  # noqa: B027 - only prefill gathers
-        """Main KV and index keys of ``layer`` are stored; entries gathered before are stale."""
-
     @abstractmethod
     def store_window(self, kv: Tensor, norm: Any, turn: Rope, layer: int) -> Tensor | None:
         """Norm, rotate and store this step's window keys; returns them as stored where attention wants a copy."""

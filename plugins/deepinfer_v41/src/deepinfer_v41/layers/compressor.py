@@ -35,7 +35,6 @@ class Compressor:
         _, normed = self._fused(latent, norm=self._norm, rope=turn, store=(main, slots), copy_stage="norm")
         key = self._dense(normed, self._index_project)
         self._fused(key, norm=self._index_norm, rope=turn, store=(index, slots))
-        step.entries_written(self._layer)
 
     def _latent(self, x: Tensor, step: Step) -> Tensor:
         if self._ratio == 1:
