@@ -130,5 +130,8 @@ def sanitizers(session: nox.Session) -> None:
 def benchmarks(session: nox.Session) -> None:
     """Every benchmark; prints medians and writes JSON into benchmarks/results."""
     install_all(session)
+    results = ROOT / "benchmarks" / "results"
+    results.mkdir(exist_ok=True)
     for script in sorted((ROOT / "benchmarks").glob("*.py")):
-        session.run("python", str(script), env={"OMP_NUM_THREADS": "1"})
+        out = results / f"{script.stem}.json"
+        session.run("python", str(script), "--json", str(out), env={"OMP_NUM_THREADS": "1"})

@@ -1,8 +1,8 @@
 """How long the commands that need no model take.
 
-    python benchmarks/startup.py [--repeat N] [--out FILE]
+    python benchmarks/startup.py [--repeat N] [--json FILE]
 
-Prints the machine, medians and limits; writes JSON with --out. Wall time is what a person waits; processor time hardly
+Prints the machine, medians and limits; writes JSON with --json. Wall time is what a person waits; processor time hardly
 moves when the machine is busy with other work, so compare the two before blaming the program.
 """  # fmt: skip
 
@@ -34,7 +34,7 @@ CASES: dict[str, tuple[list[str], float | None]] = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeat", type=int, default=15)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as cache:
         # A cache of our own: compiled files are used wherever the sources lie, and nothing is written beside them.
@@ -47,8 +47,8 @@ def main() -> int:
     for name, row in times.items():
         limit = f"limit {row['limit']:.0f}" if row["limit"] else ""
         print(f"{name:24} wall {row['wall']:6.0f} ms  (least {row['least']:4.0f})  cpu {row['cpu']:6.0f} ms  {limit}")
-    if options.out:
-        options.out.write_text(json.dumps(report, indent=2) + "\n")
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
     return 0
 
 
