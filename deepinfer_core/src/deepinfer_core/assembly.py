@@ -1,6 +1,6 @@
 """Put an engine's parts together: model card, model plugin, backend, caches, hints, sampler.
 
-One direction, each step once (``spec/plugins.md`` 7 and 9): card, match, backend, requirements, caches, model, hints.
+One direction, each step once (``spec/plugins.md`` 7 and 9): card, match, backend, requirements, caches, hints, model.
 Nothing is imported but the plugins that this engine needs.
 """
 
@@ -17,6 +17,7 @@ from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import ConfigError, DeepInferError, ModelAmbiguous, ModelError, ModelNotFound
 from deepinfer_core.interfaces import Backend, Model, Sampler
 from deepinfer_core.model_card import read_model_card
+from deepinfer_core.model_length import resolve_max_model_len
 from deepinfer_core.plugins.failure import plugin_failure
 from deepinfer_core.plugins.hooks import Hooks
 from deepinfer_core.plugins.manager import PluginManager, backend_missing
@@ -91,9 +92,10 @@ def assemble(
         if missing:
             raise refuse_missing(backend.name, backend.capabilities.arch, missing)
         specs = hooks.cache_specs(owner, match, config)
+        hints = hooks.scheduler_hints([owner, selection.record, *extensions], match, backend)
+        resolve_max_model_len(config, hints)  # a model allocates for the length that it is given
         model = hooks.model_create(owner, match, config, backend)
         _load(owner, model, card.path)
-        hints = hooks.scheduler_hints([owner, selection.record, *extensions], match, backend)
     except BaseException:
         manager.shutdown("error")
         if backend is not None:

@@ -12,12 +12,11 @@ from deepinfer_core.engine import Engine
 from deepinfer_core.errors import ConfigError, NotSupported
 from deepinfer_core.interfaces import Backend, Model, Sampler
 from deepinfer_core.memory import PoolPlan, plan_pools
+from deepinfer_core.model_length import resolve_max_model_len
 from deepinfer_core.native_core import make_core
 from deepinfer_core.tokenizer import Tokenizer
 from deepinfer_core.types import CacheSpec, ModelCard, SchedulerHints
 
-DEFAULT_MAX_MODEL_LEN = 4096
-"""For a model that names no limit of its own."""
 DEFAULT_BATCHED_TOKENS = 4096
 
 
@@ -67,7 +66,7 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
         )
     if tokenizer is None:
         tokenizer = Tokenizer.load(parts.card.path, parts.card.config)
-    max_model_len = _max_model_len(config, hints)
+    max_model_len = resolve_max_model_len(config, hints)
     block_size = config.block_size or hints.block_size
     plan = plan_pools(
         parts.cache_specs,
@@ -86,22 +85,6 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
     core = make_core(**_core_settings(config, hints, plan, vocab_size, max_model_len, batched))
     engine = Engine(core, parts.backend, parts.model, sampler, caches, tokenizer, vocab_size=sampled_vocab)
     return Built(engine, tokenizer, plan, vocab_size, max_model_len, batched)
-
-
-def _max_model_len(config: EngineConfig, hints: SchedulerHints) -> int:
-    limit = hints.max_model_len
-    asked = config.max_model_len
-    if asked is None:
-        return limit or DEFAULT_MAX_MODEL_LEN
-    if limit is not None and asked > limit:
-        raise ConfigError(
-            f"max_model_len {asked} is beyond the model's {limit}",
-            remedy=f"set --max-model-len to {limit} or less",
-            details={"field": "max_model_len", "value": asked, "limit": limit},
-        )
-    if asked < 2:
-        raise ConfigError("max_model_len 1 leaves no room for an answer", remedy="set --max-model-len to 2 or more")
-    return asked
 
 
 def _batched_tokens(config: EngineConfig, plan: PoolPlan, max_model_len: int) -> int:

@@ -176,6 +176,18 @@ def test_assemble_loads_the_extensions_that_are_enabled_and_no_other(tiny, check
         build(tiny, model=folder, plugins__enable=("shor",))
 
 
+@pytest.mark.parametrize(("asked", "remedy"), [(65, "set --max-model-len to 64 or less"), (1, "to 2 or more")])
+def test_assemble_refuses_a_length_before_the_model_is_created(site, sources, checkpoint_of, asked, remedy):
+    site.add("cpu", sources["backend"], dist="deepinfer-cpu")
+    source = sources["model"]().replace("return TinyLM()", "raise MemoryError('tables')")
+    site.add("tiny", source, kind="model", table='architectures = ["TinyLM"]')
+    with pytest.raises(DeepInferError) as caught:
+        build(site, model=str(checkpoint_of("TinyLM")), max_model_len=asked)
+    assert caught.value.code == "E_CONFIG"
+    assert caught.value.what.startswith(f"max_model_len {asked} ")
+    assert remedy in caught.value.remedy
+
+
 def test_assemble_tells_loaded_plugins_when_it_fails(tiny, sources, checkpoint_of):
     tail = "\ncalls = []\n@hookimpl\ndef deepinfer_shutdown(reason):\n    calls.append(reason)\n"
     tiny.add("telling", sources["model"](requirements="Requirements(ops=frozenset({'x.y'}))") + tail, kind="model",
