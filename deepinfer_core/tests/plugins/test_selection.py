@@ -103,9 +103,63 @@ def test_auto_with_a_present_but_unusable_accelerator_never_falls_to_cpu(toys):
     assert caught.value.exit_status == 3
 
 
-def test_auto_with_a_crashed_probe_counts_it_as_present(toys):
-    with pytest.raises(DeepInferError, match="toya: probe crashed: signal 11"):
-        choose(toys, {"toya": {"failure": "probe crashed: signal 11", "crashed": True}, "toyb": ABSENT})
+@pytest.mark.parametrize(
+    "how",
+    [
+        "probe crashed: signal 11",
+        "probe gave no answer within 5 s",
+        "probe failed: RuntimeError: x (raised at acme_toya/plugin.py:9)",
+        "deepinfer_backend_probe of toya returned None, expected a ProbeReport",
+    ],
+)
+def test_auto_with_a_failed_probe_refuses_and_does_not_claim_a_device(toys, how):
+    with pytest.raises(DeepInferError) as caught:
+        choose(toys, {"toya": {"failure": how, "crashed": True}, "toyb": ABSENT})
+    assert str(caught.value) == (
+        "E_BACKEND_UNAVAILABLE: the probe of toya failed, so it is not known whether an accelerator is present\n"
+        f"  reason: toya: {how}\n"
+        "          toyb: no toy device node\n"
+        "  remedy: run on the processor with --backend cpu; or leave toya out with --no-plugin toya"
+    )
+    assert choose(toys, {"toyb": ABSENT}, plugins__disable=("toya",)).record.name == "cpu"
+
+
+def test_auto_with_two_failed_probes_names_both(toys):
+    failed = {"failure": "probe crashed: signal 6", "crashed": True}
+    with pytest.raises(DeepInferError, match="the probes of toya and toyb failed") as caught:
+        choose(toys, {"toya": failed, "toyb": failed})
+    assert caught.value.remedy.endswith("with --no-plugin toya --no-plugin toyb")
+
+
+def test_auto_with_a_failed_probe_beside_a_device_that_was_found_says_present(toys):
+    broken = report(usable=False, reasons=("no driver",))
+    with pytest.raises(DeepInferError, match="an accelerator is present, and") as caught:
+        choose(toys, {"toya": {"failure": "probe crashed: signal 11", "crashed": True}, "toyb": broken})
+    assert caught.value.remedy == "run on the processor with --backend cpu"
+
+
+def test_refusal_without_the_cpu_plugin_says_to_install_it(site, sources):
+    site.add("toy", sources["backend"])
+    with pytest.raises(DeepInferError) as caught:
+        choose(site, {"toy": report(usable=False)})
+    assert caught.value.remedy == "pip install deepinfer-cpu, and run on the processor with --backend cpu"
+
+
+@pytest.mark.parametrize(
+    ("answer", "line"),
+    [
+        (report(devices=("cpu",)), "auto: no accelerator present"),
+        (report(devices=("cpu",), usable=False), "auto: no accelerator present"),
+        ({"failure": "probe crashed: signal 11", "crashed": True}, "auto: no accelerator present; 1 unusable: host"),
+    ],
+)
+def test_auto_never_takes_a_backend_of_the_processor_for_an_accelerator(site, sources, answer, line):
+    site.add("cpu", sources["backend"], dist="deepinfer-cpu")
+    site.add("host", sources["backend"], table='arch = ["cpu"]')
+    needs = Requirements(formats=frozenset({"v41"}))
+    selection = choose(site, {"host": answer}, needs)
+    assert selection.line == f"backend: cpu ({line})"
+    assert [name for name, _ in selection.refused] == ["host"]
 
 
 def test_auto_with_a_plugin_that_cannot_be_imported_goes_on_and_names_it(toys):

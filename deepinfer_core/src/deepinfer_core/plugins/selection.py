@@ -127,8 +127,9 @@ def _automatic(manager: PluginManager, requirements: Requirements, prober: Probe
             why += f"; highest of score {report.score}, then name" if not preferred and len(usable) > 1 else ""
             return Selection(record, f"backend: {record.name} ({why})", report, tuple(refused))
         refused.append((record.name, record.reason))
-    if usable or any(outcome.device_present for outcome in outcomes):
-        raise _none_usable(refused, remedies)
+    seen = [outcome for outcome in outcomes if outcome.device_present and not _host_only(outcome.record)]
+    if seen:
+        raise _none_usable(manager, seen, refused, remedies)
     return _fall_to_cpu(manager, refused, outcomes)
 
 
@@ -136,7 +137,7 @@ def _fall_to_cpu(manager: PluginManager, refused: list[tuple[str, str]], outcome
     why = "auto: no accelerator present"
     broken = sorted(
         {record.name for record in manager.registry.of_kind("backend", usable=False) if _is_broken(record)}
-        | {outcome.record.name for outcome in outcomes if outcome.plugin_failed}
+        | {outcome.record.name for outcome in outcomes if outcome.plugin_failed or outcome.crashed}
     )
     if broken:
         why += f"; {len(broken)} unusable: {', '.join(broken)}"
@@ -154,12 +155,34 @@ def _is_broken(record: PluginRecord) -> bool:
     return record.name != CPU and record.state in ("invalid", "incompatible", "conflict", "failed")
 
 
-def _none_usable(refused: list[tuple[str, str]], remedies: list[str]) -> BackendError:
+def _host_only(record: PluginRecord) -> bool:
+    """Whether a backend runs on the processor alone: whatever its probe does, it says nothing of an accelerator."""
+    return set(record.table.arch) == {CPU}
+
+
+def _none_usable(
+    manager: PluginManager, seen: Sequence[ProbeOutcome], refused: list[tuple[str, str]], remedies: list[str]
+) -> BackendError:
+    """The refusal: of a device that was found, or of one that may be there because a probe went wrong."""
+    host = "run on the processor with --backend cpu"
+    if manager.registry.find("backend", CPU) is None:
+        host = "pip install deepinfer-cpu, and run on the processor with --backend cpu"
+    details: dict[str, object] = {"refused": [list(item) for item in refused]}
+    if any(outcome.report is not None for outcome in seen):
+        return BackendUnavailable(
+            "an accelerator is present, and no backend can use it for this model",
+            reason=_listed(refused),
+            remedy="; or ".join([*dict.fromkeys(remedies), host]),
+            details=details,
+        )
+    names = [outcome.record.name for outcome in seen]
     return BackendUnavailable(
-        "an accelerator is present, and no backend can use it for this model",
+        f"the probe{'s' if len(names) > 1 else ''} of {' and '.join(names)} failed, so it is not known whether an "
+        "accelerator is present",
         reason=_listed(refused),
-        remedy="; ".join([*dict.fromkeys(remedies), "or run on the processor with --backend cpu"]),
-        details={"refused": [list(item) for item in refused]},
+        remedy=f"{host}; or leave {' and '.join(names)} out with "
+        + " ".join(f"--no-plugin {outcome.record.name}" for outcome in seen),
+        details={**details, "probe_failed": names},
     )
 
 
