@@ -236,6 +236,9 @@ TOY_HINTS = SchedulerHints(
 )
 
 
+TOY_OWNERS = {part: f"toy (acme-{part} 0.1)" for part in ("backend", "model", "sampler")}
+
+
 @define(eq=False)
 class ToyParts:
     """What ``build_engine`` reads of an assembly."""
@@ -250,6 +253,7 @@ class ToyParts:
         CacheSpec("swa", "swa", [CacheLayer(0, RING, "i64", 1)]),
     )
     hints: SchedulerHints = TOY_HINTS
+    owners: Mapping[str, str] = field(factory=lambda: dict(TOY_OWNERS))
 
     def make_sampler(self, name: str, params: Mapping[str, Any], vocab_size: int) -> Any:
         return self.sampler

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from engine_toys import BLOCK, ToyParts, byte_tokenizer, small_pool, toy_llm
+from engine_toys import BLOCK, Faulty, ToyBackend, ToyParts, byte_tokenizer, small_pool, toy_llm
 
 from deepinfer_contracts import ContractMismatch
 from deepinfer_core.build import build_engine
@@ -68,6 +68,17 @@ def test_parts_are_closed_when_the_engine_cannot_be_made() -> None:
     with pytest.raises(CapacityError):
         LLM.from_assembly(Parts(config), byte_tokenizer())
     assert closed == ["yes"]
+
+
+@pytest.mark.parametrize("method", ["unit_bytes", "alloc_caches"])
+def test_backend_that_fails_before_the_first_step_is_named(method: str) -> None:
+    def fault(name: str, call: int, go: object) -> None:
+        raise RuntimeError("boom")
+
+    with pytest.raises(EngineError) as caught:
+        toy_llm(parts={"backend": Faulty(ToyBackend(), fault, method)})
+    assert caught.value.what == f"backend.{method} of toy (acme-backend 0.1) failed"
+    assert caught.value.reason.startswith("RuntimeError: boom (raised at ")
 
 
 def test_setting_that_the_core_refuses_is_a_config_error() -> None:

@@ -69,7 +69,11 @@ def test_exception_ends_the_requests_of_the_step_and_the_next_ones_run(method: s
             assert output.finish_reason == "engine"
             assert output.error.code == "E_ENGINE"
             assert output.error.details["op"] == CALLS[method][2]
-            assert output.error.reason == "RuntimeError: boom"
+            assert output.error.reason.startswith("RuntimeError: boom (raised at ")
+            assert output.error.what.startswith(
+                f"{CALLS[method][2]} of toy (acme-{CALLS[method][0]} 0.1) failed in step "
+            )
+            assert output.error.details["plugin"] in output.error.remedy
     assert ids(again) == want
 
 
@@ -128,8 +132,114 @@ def test_request_without_a_token_ends_with_an_error(lost: str) -> None:
         outputs = llm.generate(prompts, PARAMS)
         check_idle(llm)
     assert [output.finish_reason for output in outputs] == ["length", "length", "engine"]
+    who = "sampler.sample of toy (acme-sampler 0.1)"
+    text = {
+        "short": f"{who} gave no token for this request",
+        "negative": f"{who} chose the id -1, which is outside 0 to 257",
+        "too large": f"{who} chose the id 259, which is outside 0 to 257",
+    }
     assert outputs[2].error is not None
-    assert "no token came back" in outputs[2].error.what
+    assert outputs[2].error.what == f"request {outputs[2].request_id}: {text[lost]} (token 2)"
+    assert "prompt" not in outputs[2].error.remedy
+    assert "acme-sampler" in outputs[2].error.remedy
+
+
+def sampled_as(**change: Callable[[Any], Any]) -> Callable[[str, int, Any], Any]:
+    """A fault that passes fields of the second result through a function."""
+
+    def fault(name: str, call: int, go: Callable[[], Any]) -> Any:
+        sampled = go()
+        if call == 2:
+            for key, function in change.items():
+                setattr(sampled, key, function(getattr(sampled, key)))
+        return sampled
+
+    return fault
+
+
+class OnDevice:
+    """Memory that numpy cannot read, like a tensor of an accelerator."""
+
+    def __init__(self, values: Any, dtype: str) -> None:
+        self.values = values
+        self.dtype = dtype
+
+    def __array__(self, *args: Any, **options: Any) -> Any:
+        raise TypeError("not on the host")
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.uint64, np.int16, list, "column", "device"])
+def test_tokens_of_another_integer_type_are_converted(dtype: Any) -> None:
+    prompts = prompts_of(3, 5)
+
+    class Fetching(ToyBackend):
+        def to_host(self, tensor: Any) -> Any:
+            return tensor.values
+
+    def changed(ids: Any) -> Any:
+        if dtype == "device":
+            return OnDevice(ids, "int32")
+        if dtype == "column":
+            return ids.reshape(-1, 1)
+        return ids.tolist() if dtype is list else ids.astype(dtype)
+
+    parts = {"backend": Fetching(), "sampler": Faulty(ToySampler(), sampled_as(sampled_ids=changed), "sample")}
+    with toy_llm(parts=parts) as llm:
+        outputs = llm.generate(prompts, PARAMS)
+    assert [output.error for output in outputs] == [None] * 3
+    if dtype is not np.uint8:  # ids from 256 on do not fit into it
+        assert ids(outputs) == [solo_tokens(p, 8, ends=frozenset()) for p in prompts]
+
+
+WRONG_RETURNS = {
+    "none": (lambda name, call, go: None, "returned None, expected a SamplerOutput with sampled_ids"),
+    "object": (lambda name, call, go: 7, "returned int, expected a SamplerOutput with sampled_ids"),
+    "no ids": (sampled_as(sampled_ids=lambda _: None), "returned SamplerOutput without sampled_ids, expected"),
+    "float": (sampled_as(sampled_ids=lambda v: v.astype(np.float64)), "sampled_ids of dtype float64, expected int32"),
+    "bool": (sampled_as(sampled_ids=lambda v: v > 0), "returned sampled_ids of dtype bool, expected int32"),
+    "device": (sampled_as(sampled_ids=lambda v: OnDevice(v, "toy.bfloat16")), "sampled_ids of toy.bfloat16, expected"),
+    "too many": (sampled_as(sampled_ids=lambda v: np.repeat(v, 2)), "returned 6 tokens for 3 requests, expected one"),
+    "status": (sampled_as(row_status=lambda v: v + 9), "returned row_status 9, expected a value of RowStatus"),
+    "logprob": (sampled_as(sampled_logprob=lambda v: ["a"] * len(v)), "sampled_logprob of dtype <U1, expected float32"),
+}
+
+
+@pytest.mark.parametrize("case", list(WRONG_RETURNS))
+def test_wrong_return_of_a_sampler_names_it_and_what_came_back(case: str) -> None:
+    fault, text = WRONG_RETURNS[case]
+    with faulty_llm("sample", fault) as llm:
+        outputs = llm.generate(prompts_of(3, 5), PARAMS)
+        check_idle(llm)
+    for output in outputs:
+        assert output.error is not None
+        assert output.error.code == "E_ENGINE"
+        assert output.error.what.startswith("sampler.sample of toy (acme-sampler 0.1) failed in step ")
+        assert output.error.reason.startswith("E_HOOK_RETURN: sampler.sample of toy (acme-sampler 0.1) returned ")
+        assert text in output.error.reason
+        assert "acme-sampler" in output.error.remedy
+        assert "prompt" not in output.error.remedy
+
+
+def test_result_that_the_core_refuses_is_the_samplers_fault() -> None:
+    with faulty_llm("sample", sampled_as(sampled_logprob=lambda v: v + 1)) as llm:
+        (output,) = llm.generate([[1, 2]], PARAMS)
+        check_idle(llm)
+    assert output.error is not None
+    assert output.error.what.startswith("sampler.sample of toy (acme-sampler 0.1) failed in step ")
+    assert "sampled_logprob" in output.error.reason
+
+
+@pytest.mark.parametrize(("method", "text"), [("forward", "a tensor of"), ("logits", "a tensor of"),
+                                              ("bind_inputs", "InputMetadata")])  # fmt: skip
+def test_part_that_returns_nothing_is_named(method: str, text: str) -> None:
+    with faulty_llm(method, lambda name, call, go: None) as llm:
+        (output,) = llm.generate([[1, 2]], PARAMS)
+        check_idle(llm)
+    part, _, op = CALLS[method]
+    assert output.error is not None
+    assert output.error.reason.startswith(
+        f"E_HOOK_RETURN: {op} of toy (acme-{part} 0.1) returned None, expected {text}"
+    )
 
 
 def test_scheduler_that_makes_no_progress_is_an_error_with_its_state(monkeypatch: pytest.MonkeyPatch) -> None:

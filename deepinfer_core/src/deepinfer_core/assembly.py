@@ -46,6 +46,8 @@ class Assembly:
     model: Model
     cache_specs: Sequence[CacheSpec]
     hints: SchedulerHints
+    owners: dict[str, str] = field(factory=dict)
+    """Part (``backend``, ``model``, ``sampler``) -> the plugin that made it, for the text of a fault."""
     _closed: bool = field(default=False, init=False)
 
     def make_sampler(self, name: str | None, params: Mapping[str, Any], vocab_size: int) -> Sampler:
@@ -54,6 +56,7 @@ class Assembly:
         :raises PluginMissing: no plugin has the name; lists the installed ones.
         """
         owner = self.manager.require("sampler", name or self.config.sampler)
+        self.owners["sampler"] = owner.origin
         return Hooks(self.manager).sampler_create(owner, owner.name, dict(params), vocab_size)
 
     def close(self, reason: str = "closed") -> None:
@@ -101,7 +104,8 @@ def assemble(
         if backend is not None:
             backend.close()
         raise
-    return Assembly(config, manager, card, match, selection, backend, model, specs, hints)
+    owners = {"backend": selection.record.origin, "model": owner.origin}
+    return Assembly(config, manager, card, match, selection, backend, model, specs, hints, owners)
 
 
 def _load(owner: PluginRecord, model: Model, path: Path) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
+import attrs
 from attrs import frozen
 
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.engine import Engine
-from deepinfer_core.errors import ConfigError, NotSupported
+from deepinfer_core.errors import ConfigError, DeepInferError, EngineError, NotSupported
 from deepinfer_core.interfaces import Backend, Model, Sampler
 from deepinfer_core.memory import PoolPlan, plan_pools
 from deepinfer_core.model_length import resolve_max_model_len
 from deepinfer_core.native_core import make_core
+from deepinfer_core.plugins.failure import blame, exception_text
+from deepinfer_core.steps import Owners
 from deepinfer_core.tokenizer import Tokenizer
 from deepinfer_core.types import CacheSpec, ModelCard, SchedulerHints
 
@@ -35,6 +39,8 @@ class Parts(Protocol):
     def cache_specs(self) -> Sequence[CacheSpec]: ...
     @property
     def hints(self) -> SchedulerHints: ...
+    @property
+    def owners(self) -> Mapping[str, str]: ...
     def make_sampler(self, name: str | None, params: Mapping[str, Any], vocab_size: int) -> Sampler: ...
 
 
@@ -68,23 +74,46 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
         tokenizer = Tokenizer.load(parts.card.path, parts.card.config)
     max_model_len = resolve_max_model_len(config, hints)
     block_size = config.block_size or hints.block_size
-    plan = plan_pools(
-        parts.cache_specs,
-        parts.backend,
-        kv_memory=config.kv_memory,
-        block_size=block_size,
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=max_model_len,
-    )
+    owners = Owners(**parts.owners)
+    with _blaming("backend.unit_bytes", owners):
+        plan = plan_pools(
+            parts.cache_specs,
+            parts.backend,
+            kv_memory=config.kv_memory,
+            block_size=block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=max_model_len,
+        )
     batched = _batched_tokens(config, plan, max_model_len)
     vocab_size = hints.vocab_size or parts.model.vocab_size
-    caches = parts.backend.alloc_caches(parts.cache_specs, plan.units(parts.cache_specs))
+    with _blaming("backend.alloc_caches", owners):
+        caches = parts.backend.alloc_caches(parts.cache_specs, plan.units(parts.cache_specs))
     # Rows of the head beyond the tokenizer have no text and must not be chosen.
     sampled_vocab = min(vocab_size, tokenizer.vocab_size)
     sampler = parts.make_sampler(config.sampler, {}, sampled_vocab)
     core = make_core(**_core_settings(config, hints, plan, vocab_size, max_model_len, batched))
-    engine = Engine(core, parts.backend, parts.model, sampler, caches, tokenizer, vocab_size=sampled_vocab)
+    owners = attrs.evolve(owners, sampler=parts.owners.get("sampler", ""))  # known once it is made
+    engine = Engine(
+        core, parts.backend, parts.model, sampler, caches, tokenizer, vocab_size=sampled_vocab, owners=owners
+    )
     return Built(engine, tokenizer, plan, vocab_size, max_model_len, batched)
+
+
+@contextmanager
+def _blaming(op: str, owners: Owners) -> Iterator[None]:
+    """What a plugin raises before the first step, with its name; a typed error already says what is wrong."""
+    try:
+        yield
+    except DeepInferError:
+        raise
+    except Exception as err:
+        owner = owners.of(op)
+        raise EngineError(
+            f"{op}{f' of {owner}' if owner else ''} failed",
+            reason=f"{exception_text(err)} (raised at {blame(err)})",
+            remedy=f"report it to the authors of {owner or 'the plugin'}, with the traceback that --debug prints",
+            details={"op": op, "plugin": owner, "exception": type(err).__name__},
+        ) from err
 
 
 def _batched_tokens(config: EngineConfig, plan: PoolPlan, max_model_len: int) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
 
-from deepinfer_contracts import EventBatch, EventFlags, EventKind, FinishReason
+from deepinfer_contracts import EventBatch, EventFlags, EventKind, FinishReason, RowStatus
 from deepinfer_core.errors import DeepInferError
 from deepinfer_core.requests import Request, failed_row
-from deepinfer_core.steps import NO_ROWS
+from deepinfer_core.sampled import NO_ROWS, NO_TOKEN, BadRow
 from deepinfer_core.tokenizer import Tokenizer
 
 TOKEN, LAST, STOP = int(EventKind.TOKEN), int(EventFlags.LAST), int(FinishReason.STOP)
@@ -32,8 +32,8 @@ class Emitter:
         self._finish = finish
         self._explain_too_long = explain_too_long
 
-    def emit(self, events: EventBatch, bad_rows: Mapping[int, int] = NO_ROWS) -> None:
-        """``bad_rows``: uid -> ``row_status`` of rows that could not be sampled."""
+    def emit(self, events: EventBatch, bad_rows: Mapping[int, BadRow] = NO_ROWS) -> None:
+        """``bad_rows``: uid -> why the row has no token."""
         if events.seq_uid is None or not len(events.seq_uid):
             return
         live = self._live
@@ -51,7 +51,7 @@ class Emitter:
             if kind == TOKEN:
                 self._token(request, token, reason if flags & LAST else None)
             elif flags & LAST:
-                self._ended(request, reason, bad_rows.get(uid, 0))
+                self._ended(request, reason, bad_rows.get(uid) or BadRow(NO_TOKEN))
 
     def end(self, request: Request, reason: str, detail: str = "", error: DeepInferError | None = None) -> None:
         """Finish a request and hand it to whoever waits for it."""
@@ -76,11 +76,12 @@ class Emitter:
         elif request.streaming:
             request.inbox.append(request)
 
-    def _ended(self, request: Request, reason: int, row_status: int) -> None:
+    def _ended(self, request: Request, reason: int, row: BadRow) -> None:
         name = FinishReason(reason).name.lower()
         if reason == FinishReason.TOO_LONG:
             self.end(request, name, error=self._explain_too_long(request))
         elif reason == FinishReason.ENGINE:
-            self.end(request, name, "nan_logits" if row_status == 1 else "", failed_row(request, row_status))
+            detail = "nan_logits" if row.status == RowStatus.NAN_LOGITS else ""
+            self.end(request, name, detail, failed_row(request, row))
         else:
             self.end(request, name)

@@ -19,7 +19,7 @@ from deepinfer_core.emission import Emitter
 from deepinfer_core.errors import DeepInferError, EngineError, InvalidParameter
 from deepinfer_core.interfaces import Backend, Caches, Model, Sampler, StepObserver
 from deepinfer_core.requests import Request, too_long
-from deepinfer_core.steps import PhaseTimes, StepFault, StepRunner
+from deepinfer_core.steps import Owners, PhaseTimes, StepFault, StepRunner
 from deepinfer_core.tokenizer import Tokenizer
 
 MAX_EMPTY_STEPS = 4
@@ -40,14 +40,16 @@ class Engine:
         *,
         vocab_size: int,
         observers: Sequence[StepObserver] = (),
+        owners: Owners | None = None,
     ) -> None:
         """``core``: a ``deepinfer_native.Core``; the engine closes it in :meth:`close`.
 
-        ``vocab_size``: ids that may be sampled, the smaller of model and tokenizer.
+        ``vocab_size``: ids that may be sampled, the smaller of model and tokenizer. ``owners``: the plugins
+        that a fault names.
         """
         self.core = core
         self.times = PhaseTimes()
-        self._runner: StepRunner | None = StepRunner(backend, model, sampler, caches, vocab_size, self.times)
+        self._runner: StepRunner | None = StepRunner(backend, model, sampler, caches, vocab_size, self.times, owners)
         self._observers = list(observers)
         self._live: dict[int, Request] = {}
         self._emitter = Emitter(self._live, tokenizer, core.finish, self._explain_too_long)
@@ -151,7 +153,7 @@ class Engine:
             try:
                 events = self.core.commit(step_id, sampled)
             except ValueError as err:  # a contract violation: refused, and the core is unchanged
-                raise StepFault("core.commit", err) from err
+                raise runner.refused(err) from err
         except StepFault as fault:
             error = fault.error(step_id)
             try:

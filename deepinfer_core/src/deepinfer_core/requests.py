@@ -7,9 +7,11 @@ from collections import deque
 
 from attrs import define, field
 
+from deepinfer_contracts import RowStatus
 from deepinfer_core.detokenizer import Detokenizer
 from deepinfer_core.errors import CapacityError, DeepInferError, RequestFailed
 from deepinfer_core.outputs import RequestOutput, StreamChunk
+from deepinfer_core.sampled import BadRow
 from deepinfer_core.sampling_params import SamplingParams
 
 
@@ -118,15 +120,28 @@ def too_long(request: Request, *, block_size: int, usable_blocks: int, prompt_li
     )
 
 
-def failed_row(request: Request, status: int) -> RequestFailed:
-    """The error for a row that the sampler could not sample (``row_status`` of SamplerOutput)."""
-    what = {
-        1: "the logits are not finite numbers",
-        2: "no token is allowed",
-    }.get(status, "no token came back from the sampler")
+def failed_row(request: Request, row: BadRow) -> RequestFailed:
+    """The error for a row that the sampler could not sample, or for which it gave no token of the vocabulary."""
+    who = f"sampler.sample{f' of {row.owner}' if row.owner else ''}"
+    remedy = f"report it to the authors of {row.owner or 'the sampler'}, or choose another --sampler"
+    if row.status == RowStatus.NAN_LOGITS:
+        what = "the logits are not finite numbers"
+        remedy = "verify the checkpoint, or try --numeric-mode exact"
+    elif row.status == RowStatus.NO_ALLOWED_TOKEN:
+        what = f"{who} found no token that is allowed"
+        remedy = "relax the sampling parameters that exclude tokens, or choose another --sampler"
+    elif row.token is not None:
+        what = f"{who} chose the id {row.token}, which is outside 0 to {row.vocab_size - 1}"
+    else:
+        what = f"{who} gave no token for this request"
+    details: dict[str, object] = {"op": "sampler.sample", "row_status": row.status}
+    if row.owner:
+        details["plugin"] = row.owner
+    if row.token is not None:
+        details["token"] = row.token
     return RequestFailed(
         f"request {request.request_id}: {what} (token {len(request.token_ids) + 1})",
         reason="only this request ends; the others go on",
-        remedy="check the prompt and the parameters; for NaN verify the checkpoint or try --numeric-mode exact",
-        details={"op": "sampler.sample", "row_status": status, "output_index": len(request.token_ids) + 1},
+        remedy=remedy,
+        details={**details, "output_index": len(request.token_ids) + 1},
     )

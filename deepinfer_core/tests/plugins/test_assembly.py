@@ -160,6 +160,11 @@ def test_make_sampler_loads_its_plugin_on_first_use(tiny, checkpoint_of):
     assert record.state == "found"
     assert parts.make_sampler(None, {"a": 1}, 16).args == ("greedy", {"a": 1}, 16)
     assert record.state == "loaded"
+    assert parts.owners == {
+        "backend": "cpu (deepinfer-cpu 1.0)",
+        "model": "tiny (acme-tiny 1.0)",
+        "sampler": "greedy (acme-greedy 1.0)",
+    }
 
 
 def test_assemble_loads_the_extensions_that_are_enabled_and_no_other(tiny, checkpoint_of):

@@ -77,7 +77,12 @@ class PluginRecord:
     @property
     def title(self) -> str:
         """``backend toy (acme-toy 1.0)``: kind, name and the distribution to blame."""
-        return f"{self.kind} {self.name} ({self.distribution} {self.version})"
+        return f"{self.kind} {self.origin}"
+
+    @property
+    def origin(self) -> str:
+        """``toy (acme-toy 1.0)``."""
+        return f"{self.name} ({self.distribution} {self.version})"
 
     @property
     def usable(self) -> bool:

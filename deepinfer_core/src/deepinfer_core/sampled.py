@@ -1,0 +1,114 @@
+"""What a sampler returned, checked and converted before the core sees it.
+
+The contract wants host arrays of exact types. An author's int64 or tensor is no reason to end a run, so whatever
+converts without loss is converted; the rest is refused by name, row by row where only some rows are wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from attrs import evolve, frozen
+
+from deepinfer_contracts import RowStatus, SamplerOutput
+from deepinfer_core.errors import HookReturnError
+
+SAMPLE = "sampler.sample"
+NO_TOKEN = 3
+"""Beside the values of ``RowStatus``: the sampler gave no token of the vocabulary for the row."""
+
+
+@frozen
+class BadRow:
+    """Why a row has no token."""
+
+    status: int
+    """Of ``RowStatus``, or ``NO_TOKEN``."""
+    token: int | None = None
+    """The id outside the vocabulary that came back."""
+    vocab_size: int = 0
+    owner: str = ""
+    """The sampler to blame: ``first (acme-sampler 0.1)``."""
+
+
+NO_ROWS: Mapping[int, BadRow] = {}
+
+
+def checked_output(
+    sampled: Any, n: int, *, vocab_size: int, owner: str, to_host: Callable[[Any], Any]
+) -> tuple[SamplerOutput, Mapping[int, BadRow]]:
+    """``sampled`` in the types of the contract, and the rows that have no token of the vocabulary.
+
+    :param n: Requests of the step.
+    :param to_host: ``Backend.to_host``, for arrays that numpy cannot read.
+    :raises HookReturnError: no SamplerOutput, too many tokens, or values of a type that does not convert.
+    """
+    if getattr(sampled, "sampled_ids", None) is None:
+        got = "None" if sampled is None else type(sampled).__name__
+        if isinstance(sampled, SamplerOutput):
+            got += " without sampled_ids"
+        raise wrong_step_return(SAMPLE, owner, got, "a SamplerOutput with sampled_ids")
+    ids = _host("sampled_ids", sampled.sampled_ids, "iu", "int32", owner, to_host)
+    if len(ids) > n:
+        raise wrong_step_return(SAMPLE, owner, f"{len(ids)} tokens for {n} requests", "one for each")
+    status = np.zeros(n, dtype=np.int8)
+    given = getattr(sampled, "row_status", None)
+    if given is not None:
+        read = _host("row_status", given, "iu", "int8", owner, to_host)[:n]
+        unknown = read[(read < RowStatus.OK) | (read > max(RowStatus))]
+        if len(unknown):
+            raise wrong_step_return(SAMPLE, owner, f"row_status {int(unknown[0])}", "a value of RowStatus")
+        status[: len(read)] = read
+    inside = np.zeros(n, dtype=np.bool_)
+    inside[: len(ids)] = (ids >= 0) & (ids < vocab_size)
+    lost = ~inside & (status == RowStatus.OK)
+    bad = {row: BadRow(int(status[row]), owner=owner) for row in np.flatnonzero(status).tolist()}
+    for row in np.flatnonzero(lost).tolist():
+        bad[row] = BadRow(NO_TOKEN, int(ids[row]) if row < len(ids) else None, vocab_size, owner)
+    status[lost] = RowStatus.NO_ALLOWED_TOKEN  # the contract knows no closer one
+    tokens = np.zeros(n, dtype=np.int32)
+    good = inside[: len(ids)] & (status[: len(ids)] == RowStatus.OK)
+    tokens[: len(ids)][good] = ids[good]
+    logprob = np.zeros(n, dtype=np.float32)
+    given = getattr(sampled, "sampled_logprob", None)
+    if given is not None:
+        read = _host("sampled_logprob", given, "fiu", "float32", owner, to_host)[:n]
+        logprob[: len(read)] = np.where(status[: len(read)] == RowStatus.OK, read, 0)
+    if bad or not isinstance(sampled, SamplerOutput):
+        return SamplerOutput(sampled_ids=tokens, sampled_logprob=logprob, row_status=status), bad
+    if not _is_exact(sampled, n):
+        sampled = evolve(sampled, sampled_ids=tokens, sampled_logprob=logprob, row_status=status)
+    return sampled, NO_ROWS
+
+
+def _is_exact(sampled: SamplerOutput, n: int) -> bool:
+    """Whether the arrays are those of the contract already, as they are from a sampler that follows it."""
+    given = (sampled.sampled_ids, np.int32), (sampled.sampled_logprob, np.float32), (sampled.row_status, np.int8)
+    return all(isinstance(v, np.ndarray) and v.dtype == dtype and v.shape == (n,) for v, dtype in given)
+
+
+def _host(name: str, values: Any, kinds: str, wanted: str, owner: str, to_host: Callable[[Any], Any]) -> Any:
+    """``values`` as one row of numpy values of one of the ``kinds`` of dtype."""
+    dtype = getattr(values, "dtype", None)
+    try:
+        array = np.asarray(values)
+    except Exception:  # memory of a device, or a dtype that numpy lacks
+        try:
+            array = np.asarray(to_host(values))
+        except Exception as err:
+            got = f"{name} of {dtype or type(values).__name__}"
+            raise wrong_step_return(SAMPLE, owner, got, f"{wanted} on the host") from err
+    if array.dtype.kind not in kinds and array.size:
+        raise wrong_step_return(SAMPLE, owner, f"{name} of dtype {dtype or array.dtype}", wanted)
+    return array.reshape(-1)
+
+
+def wrong_step_return(op: str, owner: str, got: str, wanted: str) -> HookReturnError:
+    """A part of the engine returned something else than its protocol says."""
+    return HookReturnError(
+        f"{op}{f' of {owner}' if owner else ''} returned {got}, expected {wanted}",
+        remedy=f"report it to the authors of {owner}, or use another plugin" if owner else "",
+        details={"op": op, "returned": got},
+    )
