@@ -204,8 +204,19 @@ def test_auto_drops_a_backend_that_lacks_what_the_model_needs(site, sources):
     site.add("cpu", sources["backend"], dist="deepinfer-cpu")
     site.add("toy", sources["backend"], table='claims = ["kv:v41"]')
     needs = Requirements(formats=frozenset({"v41", "v41_fp4"}), features_required=frozenset({"graphs"}))
-    with pytest.raises(DeepInferError, match="toy: lacks format v41_fp4, feature graphs"):
+    with pytest.raises(DeepInferError, match="toy: its manifest does not claim kv:v41_fp4, feature:graphs"):
         choose(site, {"toy": report()}, needs)
+
+
+def test_explicit_name_that_lacks_a_claim_is_told_how_to_write_it(site, sources):
+    site.add("toy", sources["backend"], table='claims = ["kv:v41"]')
+    with pytest.raises(DeepInferError) as caught:
+        choose(site, {}, Requirements(formats=frozenset({"v41", "index_fp4"})), backend="toy")
+    assert str(caught.value) == (
+        "E_FORMAT: backend 'toy' cannot run this model as configured\n"
+        "  reason: its manifest does not claim kv:index_fp4, which the model needs\n"
+        "  remedy: choose --backend cpu; or, if toy has these, add them to its claims in deepinfer.toml of acme-toy"
+    )
 
 
 def test_explicit_name_skips_static_requirements(site, sources):

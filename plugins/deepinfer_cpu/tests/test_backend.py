@@ -207,3 +207,12 @@ def test_create_with_num_threads_takes_them():
     backend = cpu.create(config=SimpleNamespace(num_threads=3))
     assert torch.get_num_threads() == 3
     backend.close()
+
+
+def test_manifest_claims_what_the_capabilities_have():
+    text = files("deepinfer_cpu").joinpath("deepinfer.toml").read_text("utf-8")
+    [table] = tomllib.loads(text)["backend"]
+    has = cpu.capabilities()
+    want = {f"feature:{name}" for name in has.features} | {f"kv:{name}" for name in has.kv_formats | has.index_formats}
+    assert set(table["claims"]) == want
+    assert len(table["claims"]) == len(want)

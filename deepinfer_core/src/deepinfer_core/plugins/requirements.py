@@ -34,6 +34,13 @@ class Missing:
             *self.limits,
         ]
 
+    def claims(self) -> list[str]:
+        """Formats and features as a manifest would claim them: ``kv:index_fp4``, ``feature:graphs``."""
+        return [
+            *(f"kv:{name.removeprefix('kv:')}" for name in self.formats),
+            *(f"feature:{name}" for name in self.features),
+        ]
+
 
 def missing_claims(table: PluginTable, requirements: Requirements) -> Missing:
     """What a manifest does not claim, of what is claimed: cache formats and features.

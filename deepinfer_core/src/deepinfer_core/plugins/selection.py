@@ -224,19 +224,32 @@ def _wrong_arch(record: PluginRecord, report: ProbeReport | None) -> str:
 
 def _lacks(record: PluginRecord, requirements: Requirements) -> str:
     missing = missing_claims(record.table, requirements)
-    return f"lacks {', '.join(missing.listed())}" if missing else ""
+    return _unclaimed(missing) if missing else ""
+
+
+def _unclaimed(missing: Missing) -> str:
+    return f"its manifest does not claim {', '.join(missing.claims())}, which the model needs"
 
 
 def _check_claims(record: PluginRecord, requirements: Requirements) -> None:
     missing = missing_claims(record.table, requirements)
     if missing:
-        raise refuse_missing(record.name, "", missing)
+        raise _kind_of(missing)(
+            f"backend {record.name!r} cannot run this model as configured",
+            reason=_unclaimed(missing),
+            remedy=f"choose --backend cpu; or, if {record.name} has these, add them to its claims in deepinfer.toml "
+            f"of {record.distribution}",
+            details={"backend": record.name, "missing": missing.claims()},
+        )
+
+
+def _kind_of(missing: Missing) -> type[BackendError]:
+    return UnsupportedOp if missing.ops else UnsupportedFormat if missing.formats else UnsupportedFeature
 
 
 def refuse_missing(backend: str, arch: str, missing: Missing) -> BackendError:
     """One error for everything that the backend lacks."""
-    kind = UnsupportedOp if missing.ops else UnsupportedFormat if missing.formats else UnsupportedFeature
-    return kind(
+    return _kind_of(missing)(
         f"backend {backend!r}{f' ({arch})' if arch else ''} cannot run this model as configured",
         reason="it lacks " + ", ".join(missing.listed()),
         remedy="install a kernel pack or backend that offers these, or choose --backend cpu",
