@@ -109,6 +109,8 @@ def test_resolve_with_a_model_in_the_file_is_relative_to_the_file(tmp_path):
         ("64kib", 65536),
         ("0.1GB", 10**8),
         ("7b", 7),
+        ("64m", 64 * 2**20),
+        ("64M", 64 * 2**20),
     ],
 )
 def test_resolve_reads_sizes(text, size):
@@ -124,9 +126,8 @@ def test_resolve_refuses_what_is_no_size(value):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("seed", -1, "seed must be an integer from 0 to 18446744073709551615, got -1"),
-        ("seed", "1.0", "seed must be an integer from 0 to 18446744073709551615, got '1.0'"),
-        ("seed", True, "seed must be an integer from 0 to 18446744073709551615, got True"),
+        ("seed", "1.0", "seed must be an integer, taken modulo 18446744073709551616, got '1.0'"),
+        ("seed", True, "seed must be an integer, taken modulo 18446744073709551616, got True"),
         ("max_num_seqs", "0", "max_num_seqs must be an integer from 1 to 65536, got '0'"),
         ("numeric_mode", "exakt", "numeric_mode must be one of released, exact, got 'exakt'; did you mean 'exact'?"),
         ("validation", 3, "validation must be one of off, boundary, full, got 3"),
@@ -146,6 +147,11 @@ def test_resolve_names_the_source_of_a_refused_value(tmp_path):
     assert refusal(environ={"DEEPINFER_MAX_NUM_SEQS": "x"}).reason == "set by DEEPINFER_MAX_NUM_SEQS"
     path = settings_file(tmp_path, "max_num_seqs = 0\n")
     assert refusal(file=path).reason == f"set by file {path}"
+
+
+@pytest.mark.parametrize(("value", "seed"), [(-5, 2**64 - 5), ("-5", 2**64 - 5), (str(-(2**200) + 3), 3)])
+def test_resolve_takes_any_seed_modulo_2_64(value, seed):
+    assert EngineConfig.resolve({"seed": value}, environ={}).seed == seed
 
 
 def test_resolve_accepts_the_ends_of_a_range():

@@ -119,6 +119,7 @@ def test_stop_is_normalised() -> None:
 def test_seed_is_taken_modulo_2_64() -> None:
     assert SamplingParams(seed=-1).seed == 2**64 - 1
     assert SamplingParams(seed=2**64 + 5).seed == 5
+    assert SamplingParams(seed=-(2**200) + 3).seed == 3
 
 
 def test_unknown_name_gets_the_nearest_one() -> None:

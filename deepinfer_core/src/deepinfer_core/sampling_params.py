@@ -137,7 +137,12 @@ def _stop_token_ids(value: object) -> tuple[int, ...]:
 def _seed(value: object) -> int | None:
     if value is None:
         return None
-    return as_int("seed", value, -(2**127), 2**127, "none or an integer (taken modulo 2**64)") & SEED_MASK
+    if not isinstance(value, bool) and hasattr(value, "__index__"):
+        try:
+            return operator.index(value) & SEED_MASK
+        except TypeError:  # an array of several numbers
+            pass
+    raise refuse("seed", value, "none or an integer (taken modulo 2**64)")
 
 
 def _penalty(name: str) -> Any:

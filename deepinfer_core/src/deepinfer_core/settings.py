@@ -25,7 +25,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 _UNITS = {"": 1, "b": 1} | {
     f"{letter}{suffix}": base**power
     for power, letter in enumerate("kmgt", start=1)
-    for suffix, base in (("ib", 1024), ("b", 1000))
+    for suffix, base in (("ib", 1024), ("", 1024), ("b", 1000))
 }
 
 
@@ -39,6 +39,8 @@ class Setting:
     choices: tuple[str, ...] = ()
     minimum: int | None = None
     maximum: int | None = None
+    modulo: int | None = None
+    """Any integer is a value, and stands for its remainder."""
     env: str | None = None
     """Name in the environment; None: ``DEEPINFER_`` and the key in capitals, dots as underscores."""
 
@@ -52,6 +54,8 @@ class Setting:
         noun = {"integer": "an integer", "size": "a size such as 512MiB", "boolean": "true or false"}.get(self.kind)
         if noun is None:
             return {"text": "a text", "names": "names, comma separated", "table": "KIND:NAME=DISTRIBUTION"}[self.kind]
+        if self.modulo is not None:
+            return f"{noun}, taken modulo {self.modulo}"
         if self.minimum is not None and self.maximum is not None:
             return f"{noun} from {self.minimum} to {self.maximum}"
         if self.minimum is not None:
@@ -78,7 +82,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def parse_size(text: str) -> int | None:
-    """Bytes of ``512MiB`` (1024), ``512MB`` (1000) or ``4096``; None when it is no size."""
+    """Bytes of ``512MiB`` or ``512m`` (1024), ``512MB`` (1000) or ``4096``; None when it is no size."""
     match = _SIZE.fullmatch(text)
     if match is None or match[2].lower() not in _UNITS:
         return None
@@ -101,6 +105,8 @@ def read_value(key: str, declared: Setting, raw: object, source: str) -> Any:
     if value is _UNREADABLE:
         raise _refuse(key, declared, raw, source)
     if isinstance(value, int) and not isinstance(value, bool):
+        if declared.modulo is not None:
+            value %= declared.modulo
         too_small = declared.minimum is not None and value < declared.minimum
         too_large = declared.maximum is not None and value > declared.maximum
         if too_small or too_large:
@@ -156,7 +162,7 @@ def _integer(raw: object, *, is_size: bool) -> Any:
         if is_size:
             size = parse_size(raw)
             return _UNREADABLE if size is None else size
-        if re.fullmatch(r"\s*[+-]?\d{1,20}\s*", raw, re.ASCII):
+        if re.fullmatch(r"\s*[+-]?\d{1,4000}\s*", raw, re.ASCII):
             return int(raw)
     return _UNREADABLE
 
