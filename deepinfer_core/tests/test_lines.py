@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from deepinfer_core.cli import lines
 from deepinfer_core.cli.lines import LineReader
+from deepinfer_core.errors import InvalidInputFile
 
 
 @pytest.fixture
@@ -29,6 +32,27 @@ def test_half_a_line_is_not_ready(pipe: tuple[LineReader, int]) -> None:
     os.close(write)
     assert reader.is_ready()
     assert list(reader) == [b"thr"]
+
+
+def test_of_a_line_beyond_the_limit_one_byte_too_much_is_kept(
+    pipe: tuple[LineReader, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 4)
+    reader, write = pipe
+    os.write(write, b"abc")
+    assert not reader.is_ready()
+    os.write(write, b"defgh\nabcd\nx")
+    os.close(write)
+    assert list(reader) == [b"abcde\n", b"abcd\n", b"x"]
+
+
+def test_descriptor_that_cannot_be_read_is_an_input_error(tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path / "file", os.O_WRONLY | os.O_CREAT)
+    try:
+        with pytest.raises(InvalidInputFile, match="cannot read standard input"):
+            next(LineReader(descriptor))
+    finally:
+        os.close(descriptor)
 
 
 def test_end_is_ready_and_stops(pipe: tuple[LineReader, int]) -> None:

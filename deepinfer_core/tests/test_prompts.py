@@ -7,6 +7,7 @@ import io
 import numpy as np
 import pytest
 
+from deepinfer_core import prompts as prompts_module
 from deepinfer_core.errors import DeepInferError, InvalidParameter, InvalidPrompt
 from deepinfer_core.prompts import PromptInput, encode_prompt, inputs_of, read_jsonl, read_text
 from deepinfer_core.sampling_params import SamplingParams
@@ -142,6 +143,31 @@ def test_prompt_that_cannot_be_encoded_says_why(tokenizer: Tokenizer, prompt: ob
         encode(tokenizer, prompt)
     assert caught.value.what == message
     assert caught.value.remedy
+
+
+def test_text_that_is_surely_too_long_is_refused_without_encoding(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encoded(text: str) -> list[int]:
+        raise AssertionError(f"{len(text)} characters were encoded")
+
+    monkeypatch.setattr(tokenizer, "encode", encoded)
+    with pytest.raises(InvalidPrompt) as caught:
+        encode(tokenizer, "é" * 1_000_000)
+    tokens = caught.value.details["tokens"]
+    assert caught.value.what == f"the prompt has 2000000 bytes, which are at least {tokens} tokens, the limit is 9"
+
+
+@pytest.mark.parametrize("text", ["a", " " * 500, "<｜end▁of▁sentence｜>" * 50, "def main():\n    return 1\n" * 20])
+def test_least_tokens_is_never_above_the_number_of_tokens(tokenizer: Tokenizer, text: str) -> None:
+    assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text))
+
+
+def test_line_of_the_longest_length_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts_module, "MAX_LINE_BYTES", 4)
+    items = list(read_text(io.BytesIO(b"abcd\nabcde\nabcd"), PARAMS))
+    assert [code(item) for item in items] == ["", "E_INPUT", ""]
+    assert [code(item) for item in jsonl("{    }\n")] == ["E_INPUT"]
 
 
 def test_prompt_of_the_longest_length_is_accepted(tokenizer: Tokenizer) -> None:

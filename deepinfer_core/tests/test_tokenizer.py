@@ -48,6 +48,13 @@ def test_begin_token_is_left_out_when_not_configured(folder: Path) -> None:
     assert Tokenizer.load(folder, {}).encode("import os") == [721, 681]
 
 
+def test_nothing_is_known_of_the_length_where_tokens_swallow_white_space(folder: Path) -> None:
+    assert Tokenizer.load(folder, {}).least_tokens("x" * 10_000) > 1
+    added = json.loads((folder / "tokenizer.json").read_text("utf-8"))["added_tokens"]
+    write(folder / "tokenizer.json", added_tokens=[{**token, "rstrip": True} for token in added])
+    assert Tokenizer.load(folder, {}).least_tokens("x" * 10_000) == 0
+
+
 def test_spelling_shows_special_tokens(tokenizer: Tokenizer) -> None:
     assert tokenizer.spelling(1).decode() == "<｜end▁of▁sentence｜>"
     assert tokenizer.token_bytes[1] == b""

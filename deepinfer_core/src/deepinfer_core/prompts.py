@@ -16,6 +16,9 @@ from attrs import frozen
 from deepinfer_core.errors import DeepInferError, InvalidInputFile, InvalidParameter, InvalidPrompt, NotSupported
 from deepinfer_core.sampling_params import SamplingParams
 
+MAX_LINE_BYTES = 16 << 20
+"""Longest line of a prompts file, without its newline."""
+
 Prompt = str | Sequence[int] | Mapping[str, object]
 
 NOT_TEXT = {
@@ -30,6 +33,8 @@ class Encoder(Protocol):
     """What this module needs of a tokenizer."""
 
     def encode(self, text: str) -> list[int]: ...
+
+    def least_tokens(self, text: str) -> int: ...
 
 
 @frozen
@@ -145,24 +150,40 @@ def read_text(source: Iterable[bytes], params: SamplingParams) -> Iterator[Promp
     """One prompt per line. An empty line is an empty prompt, which is an error at its place."""
     for line, raw in _lines(source):
         try:
-            yield PromptInput(raw.decode("utf-8"), params, line=line)
+            yield PromptInput(_within_limit(raw, line).decode("utf-8"), params, line=line)
         except UnicodeDecodeError as err:
             yield PromptInput(None, params, line=line, error=_not_utf8(err.start, line))
+        except DeepInferError as err:
+            yield PromptInput(None, params, line=line, error=err)
 
 
 def read_jsonl(source: Iterable[bytes], params: SamplingParams) -> Iterator[PromptInput]:
     """One JSON object per line: ``prompt`` or ``prompt_token_ids``, maybe ``id``, and sampling fields."""
     for line, raw in _lines(source):
         try:
-            yield _object_input(_parse_object(raw, line), params, line)
+            yield _object_input(_parse_object(_within_limit(raw, line), line), params, line)
         except DeepInferError as err:
             yield PromptInput(None, params, line=line, error=err)
 
 
 def _lines(source: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
     for line, raw in enumerate(source, 1):
-        text = raw.rstrip(b"\r\n")
-        yield line, text.removeprefix(b"\xef\xbb\xbf") if line == 1 else text
+        text = raw.removesuffix(b"\n")
+        if len(text) <= MAX_LINE_BYTES:  # the others are refused, by their length
+            text = text.rstrip(b"\r\n")
+            if line == 1:
+                text = text.removeprefix(b"\xef\xbb\xbf")
+        yield line, text
+
+
+def _within_limit(raw: bytes, line: int) -> bytes:
+    if len(raw) > MAX_LINE_BYTES:
+        raise InvalidInputFile(
+            f"line {line} is longer than {MAX_LINE_BYTES} bytes",
+            remedy="give each prompt a line of its own, or pass the prompt through the Python interface",
+            details={"line": line, "limit": MAX_LINE_BYTES},
+        )
+    return raw
 
 
 def _parse_object(raw: bytes, line: int) -> Mapping[str, object]:
@@ -197,18 +218,28 @@ def encode_prompt(
     """
     if not prompt:
         raise InvalidPrompt("the prompt is empty", remedy="give at least one character or token id")
-    if isinstance(prompt, str):
-        ids = tuple(tokenizer.encode(prompt))
-    else:
-        ids = tuple(_checked_id(item, vocab_size) for item in prompt)
-    if len(ids) > max_model_len - 1:
-        raise InvalidPrompt(
-            f"the prompt has {len(ids)} tokens, the limit is {max_model_len - 1}",
-            reason=f"max_model_len is {max_model_len}, and one token must be left for the answer",
-            remedy="shorten the prompt, or raise --max-model-len if the model and memory allow it",
-            details={"tokens": len(ids), "limit": max_model_len - 1},
-        )
+    limit = max_model_len - 1
+    if not isinstance(prompt, str):
+        if len(prompt) > limit:
+            raise _too_long(f"{len(prompt)} tokens", len(prompt), limit)
+        return tuple(_checked_id(item, vocab_size) for item in prompt)
+    least = tokenizer.least_tokens(prompt)
+    if least > limit:  # known from its length: encoding takes seconds and hundreds of bytes of memory per token
+        size = len(prompt.encode("utf-8", "surrogatepass"))
+        raise _too_long(f"{size} bytes, which are at least {least} tokens", least, limit)
+    ids = tuple(tokenizer.encode(prompt))
+    if len(ids) > limit:
+        raise _too_long(f"{len(ids)} tokens", len(ids), limit)
     return ids
+
+
+def _too_long(size: str, tokens: int, limit: int) -> InvalidPrompt:
+    return InvalidPrompt(
+        f"the prompt has {size}, the limit is {limit}",
+        reason=f"max_model_len is {limit + 1}, and one token must be left for the answer",
+        remedy="shorten the prompt, or raise --max-model-len if the model and memory allow it",
+        details={"tokens": tokens, "limit": limit},
+    )
 
 
 def _checked_id(item: object, vocab_size: int) -> int:

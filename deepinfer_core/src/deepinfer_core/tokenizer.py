@@ -34,8 +34,11 @@ class Tokenizer:
         self.add_bos = add_bos
         self.eos_ids = eos_ids
         self.vocab_size: int = library.get_vocab_size(with_added_tokens=True)
-        _require_byte_level(library)
+        description = json.loads(library.to_str())
+        _require_byte_level(description)
         self.token_bytes, self.special_bytes = _tables(library)
+        spellings = (*self.token_bytes, *self.special_bytes.values())
+        self._longest = 0 if _drops_text(library, description) else max(map(len, spellings), default=0)
 
     @classmethod
     def load(cls, path: Path, config: Mapping[str, Any]) -> Tokenizer:
@@ -64,6 +67,15 @@ class Tokenizer:
                 remedy="add bos_token, or set add_bos_token to false",
             )
         return cls(library, bos_id=bos_id, add_bos=add_bos, eos_ids=frozenset(eos))
+
+    def least_tokens(self, text: str) -> int:
+        """A number of tokens that ``encode(text)`` cannot be below, known without encoding; 0 where nothing is."""
+        if not self._longest or len(text) * 4 <= self._longest:
+            return 0
+        normalizer = self._library.normalizer
+        if normalizer is not None:  # it may shorten the text
+            text = normalizer.normalize_str(text.encode("utf-8", "replace").decode())
+        return -(-len(text.encode("utf-8", "surrogatepass")) // self._longest)
 
     def encode(self, text: str) -> list[int]:
         """Ids of ``text``. Raises InvalidPrompt for text that is not UTF-8 (lone surrogates)."""
@@ -148,8 +160,21 @@ def _named_token(library: Any, settings: Mapping[str, Any], name: str) -> int | 
     return int(token)
 
 
-def _require_byte_level(library: Any) -> None:
-    decoder = json.loads(library.to_str()).get("decoder") or {}
+def _drops_text(library: Any, description: Mapping[str, Any]) -> bool:
+    """Whether some of a text may become no token, so that a text of any length may be one token.
+
+    Added tokens can swallow the white space around them, and pre-tokenizers other than these can leave text out.
+    """
+    if any(token.lstrip or token.rstrip for token in library.get_added_tokens_decoder().values()):
+        return True
+    outer = description.get("pre_tokenizer") or {}
+    steps = outer.get("pretokenizers", []) if outer.get("type") == "Sequence" else [outer] if outer else []
+    kept = ("ByteLevel", "Split", "Digits", "Punctuation")
+    return any(step.get("type") not in kept or step.get("behavior") == "Removed" for step in steps)
+
+
+def _require_byte_level(description: Mapping[str, Any]) -> None:
+    decoder = description.get("decoder") or {}
     kinds = [decoder.get("type"), *(d.get("type") for d in decoder.get("decoders", []))]
     if "ByteLevel" not in kinds:
         raise TokenizerError(

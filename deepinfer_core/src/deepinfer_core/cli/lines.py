@@ -1,4 +1,4 @@
-"""Lines of standard input as they come, without waiting for one while there is other work."""
+"""Lines of a prompts file or of standard input as they come, without waiting for one while there is other work."""
 
 from __future__ import annotations
 
@@ -6,26 +6,32 @@ import os
 import select
 from collections import deque
 
+from deepinfer_core.errors import InvalidInputFile
+from deepinfer_core.prompts import MAX_LINE_BYTES
+
 CHUNK_BYTES = 1 << 16
 
 
 class LineReader:
     """Iterates over the lines of a file descriptor; ``is_ready`` tells whether the next one is there.
 
-    The descriptor is read directly: what Python's own reader has buffered, ``select`` does not know of.
+    The descriptor is read directly: what Python's own reader has buffered, ``select`` does not know of. Of a line
+    longer than ``MAX_LINE_BYTES`` only one byte more than that is kept, by which the consumer can tell.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, name: str = "standard input") -> None:
+        """``name``: what the error of a failing read calls it."""
         self._fd = fd
+        self._name = name
         self._lines: deque[bytes] = deque()
-        self._rest = b""
+        self._rest = bytearray()
         self._ended = False
 
     def __iter__(self) -> LineReader:
         return self
 
     def __next__(self) -> bytes:
-        """The next line with its newline; waits for it."""
+        """The next line with its newline; waits for it. Raises InvalidInputFile when it cannot be read."""
         while not self._lines and not self._ended:
             self._read()
         if not self._lines:
@@ -40,13 +46,32 @@ class LineReader:
             self._read()
         return True
 
+    def fileno(self) -> int:
+        return self._fd
+
     def _read(self) -> None:
-        data = os.read(self._fd, CHUNK_BYTES)
+        try:
+            data = os.read(self._fd, CHUNK_BYTES)
+        except OSError as err:
+            self._ended = True
+            raise InvalidInputFile(
+                f"cannot read {self._name}",
+                reason=err.strerror or str(err),
+                remedy="give prompts as arguments, or a readable file to --prompts-file",
+                details={"path": self._name},
+            ) from err
         if not data:
             self._ended = True
             if self._rest:
-                self._lines.append(self._rest)
-            self._rest = b""
+                self._lines.append(bytes(self._rest))
+            self._rest.clear()
             return
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        self._lines.extend(line + b"\n" for line in lines)
+        *ends, tail = data.split(b"\n")
+        for piece in ends:
+            self._keep(piece)
+            self._lines.append(bytes(self._rest) + b"\n")
+            self._rest.clear()
+        self._keep(tail)
+
+    def _keep(self, piece: bytes) -> None:
+        self._rest += piece[: MAX_LINE_BYTES + 1 - len(self._rest)]
