@@ -29,7 +29,9 @@ EXIT_MEANINGS = {
     "EXIT_MODEL": "the model, its configuration, its checkpoint or its tokenizer is wrong",
     "EXIT_MISMATCH": "a result differs from its baseline",
     "EXIT_INTERNAL": "a fault of DeepInfer or of a plugin",
+    "EXIT_OUTPUT": "results could not be written (no space left, or the file or stream refuses them)",
     "EXIT_INTERRUPTED": "interrupted (Ctrl-C)",
+    "EXIT_READER_LEFT": "the reader of standard output, or of the pipe given to `--out`, left before the end",
 }
 
 

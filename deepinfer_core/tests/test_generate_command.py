@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 from engine_toys import EOS, Faulty, ToyModel, ToyParts, save_tokenizer, solo_tokens
 
 from deepinfer_core.cli import main
+from deepinfer_core.prompts import MAX_LINE_BYTES
 from deepinfer_core.types import ModelCard
 
 Run = Callable[..., tuple[int, bytes, str]]
@@ -155,6 +157,53 @@ def test_out_file_gets_the_records_and_standard_output_nothing(run: Run, tmp_pat
     assert [row["text"].encode() for row in records(target.read_bytes())] == [answer("a", 6), answer("b", 6)]
 
 
+@pytest.mark.parametrize(("name", "written"), [("/dev/null", False), ("/dev/stdout", True)])
+def test_out_that_is_no_regular_file_is_written_as_it_is(run: Run, name: str, written: bool) -> None:
+    status, out, _ = run("a", *GREEDY, "--out", name)
+    assert status == 0
+    assert bool(out) is written
+
+
+def test_out_that_is_full_is_an_output_error(run: Run) -> None:
+    status, out, err = run("a", *GREEDY, "--out", "/dev/full")
+    assert (status, out) == (74, b"")
+    assert "deepinfer: E_OUTPUT: cannot write /dev/full\n  reason: No space left on device\n  remedy: make room" in err
+
+
+def test_out_that_is_a_pipe_gets_the_records(run: Run, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        status, _, _ = run("a", *GREEDY, "--out", pipe)
+        got = os.read(reader, 1 << 16)
+    finally:
+        os.close(reader)
+    assert status == 0
+    assert [row["text"].encode() for row in records(got)] == [answer("a", 6)]
+
+
+def test_seed_of_any_sign_is_accepted_in_every_place(run: Run) -> None:
+    status, out, _ = run("a", "--json", *GREEDY, "--seed", -1)
+    (first,) = records(out)
+    again_status, out, _ = run("a", "--json", *GREEDY, "--seed", 2**64 - 1)
+    assert (status, again_status) == (0, 0)
+    assert first["seed"] == records(out)[0]["seed"]
+    _, out, _ = run("-", "--format", "jsonl", "--json", *GREEDY, stdin=b'{"prompt": "a", "seed": -%d}' % 2**200)
+    assert records(out)[0]["seed"] == 0
+
+
+def test_line_beyond_the_limit_fails_alone(run: Run, tmp_path: Path) -> None:
+    source = tmp_path / "in.txt"
+    source.write_bytes(b"x" * (MAX_LINE_BYTES + 1) + b"\nb\n")
+    status, out, _ = run("--prompts-file", source, "--json", *GREEDY)
+    rows = records(out)
+    assert status == 1
+    assert codes(rows) == ["E_INPUT", ""]
+    assert rows[0]["error"]["message"] == "line 1 is longer than 16777216 bytes"
+    assert rows[1]["text"].encode() == answer("b", 6)
+
+
 def test_prompt_argument_that_is_not_utf8_is_a_record(run: Run) -> None:
     status, out, _ = run("a\udcff", "b", "--json", *GREEDY)
     assert status == 1
@@ -253,7 +302,8 @@ def test_interrupt_keeps_what_is_finished(run: Run, parts: dict[str, Any], tmp_p
     target = tmp_path / "out.jsonl"
     status, out, err = run("--prompts-file", source, "--out", target, "--ignore-eos", "--temperature", 0)
     assert (status, out) == (130, b"")
-    assert "deepinfer: interrupted" in err
+    notice = "deepinfer: finishing the step; press Ctrl-C again to stop now\n"
+    assert err == f"backend: toy (test)\n{notice}deepinfer: interrupted\n"
     rows = records(target.read_bytes())
     assert [(row["index"], row["finish_reason"]) for row in rows] == [(0, "abort"), (1, "length")]
     assert len(rows[0]["token_ids"]) == 5

@@ -19,7 +19,9 @@ EXIT_BACKEND = 3
 EXIT_MODEL = 4
 EXIT_MISMATCH = 5
 EXIT_INTERNAL = 70
+EXIT_OUTPUT = 74
 EXIT_INTERRUPTED = 130
+EXIT_READER_LEFT = 128 + 13  # what a shell reports for a process that SIGPIPE ended
 
 
 class DeepInferError(Exception):
@@ -90,6 +92,13 @@ class InvalidInputFile(DeepInferError, ValueError):
 
     code = "E_INPUT"
     exit_status = EXIT_USAGE
+
+
+class OutputError(DeepInferError):
+    """Results cannot be written: standard output or the file of ``--out`` is full, or refuses them."""
+
+    code = "E_OUTPUT"
+    exit_status = EXIT_OUTPUT
 
 
 class CapacityError(DeepInferError):

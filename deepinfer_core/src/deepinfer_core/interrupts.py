@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Self
 
 
 class HeldInterrupt:
-    """Context manager; does nothing outside the main thread or where the application has its own SIGINT handler."""
+    """Context manager; does nothing outside the main thread or where the application has its own SIGINT handler.
 
-    __slots__ = ("_active", "_pending")
+    ``notice`` is called when the first SIGINT is held. It runs inside the signal handler, so it may interrupt a write.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_active", "_notice", "_pending")
+
+    def __init__(self, notice: Callable[[], None] | None = None) -> None:
+        self._notice = notice
         self._active = False
         self._pending = False
 
@@ -35,6 +40,8 @@ class HeldInterrupt:
         if self._pending:
             signal.default_int_handler(number, frame)
         self._pending = True
+        if self._notice is not None:
+            self._notice()
 
     def __exit__(self, *exc: object) -> None:
         if not self._active:

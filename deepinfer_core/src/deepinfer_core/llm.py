@@ -114,10 +114,12 @@ class LLM:
         *,
         streaming: bool = False,
         is_ready: Callable[[], bool] | None = None,
+        on_held_interrupt: Callable[[], None] | None = None,
     ) -> Run:
         """The requests of ``inputs``, read as places become free; what ``generate`` and ``stream`` are made of.
 
         ``is_ready``: whether the next input can be read without waiting, where reading may wait.
+        ``on_held_interrupt``: called in the signal handler when Ctrl-C has to wait for the end of a step.
         """
         built = self.built
         return Run(
@@ -131,6 +133,7 @@ class LLM:
             streaming=streaming,
             check_prompt=getattr(self.assembly.model, "check_prompt", None),
             is_ready=is_ready,
+            on_held_interrupt=on_held_interrupt,
         )
 
     def get_tokenizer(self) -> Tokenizer:

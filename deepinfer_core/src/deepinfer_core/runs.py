@@ -53,11 +53,13 @@ class Run:
         streaming: bool,
         check_prompt: Callable[[Sequence[int]], object] | None = None,
         is_ready: Callable[[], bool] | None = None,
+        on_held_interrupt: Callable[[], None] | None = None,
     ) -> None:
         """``seed``: base of the seeds of requests that bring none; None draws random ones.
 
         ``check_prompt``: the model's own check of prompt ids; it raises for what the model cannot read.
         ``is_ready``: whether the next prompt can be read without waiting; asked while requests run.
+        ``on_held_interrupt``: called in the signal handler when Ctrl-C has to wait for the end of a step.
         """
         self._engine = engine
         self._tokenizer = tokenizer
@@ -69,6 +71,7 @@ class Run:
         self._streaming = streaming
         self._check_prompt = check_prompt
         self._is_ready = is_ready
+        self._on_held_interrupt = on_held_interrupt
         self._inbox: deque[Request] = deque()
         self._live: dict[int, Request] = {}
         self._cancelled: set[int] = set()
@@ -91,7 +94,7 @@ class Run:
                 return request
             if not self._live:
                 raise StopIteration
-            with HeldInterrupt():
+            with HeldInterrupt(self._on_held_interrupt):
                 self._engine.step()
 
     def cancel(self, index: int) -> None:

@@ -164,6 +164,37 @@ def test_errors_with_json_are_one_json_line_on_stderr(alone, capsys):
     assert json.loads(captured.err)["error"]["code"] == "E_PLUGIN_MISSING"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "is_json"),
+    [
+        (["--json", "--nope", "generate", "x"], True),
+        (["--nope", "--json"], True),
+        (["generate", "--nope", "--json", "x"], True),
+        (["generat", "--json"], True),
+        (["generate", "x", "--max-tokens", "many", "--json"], True),
+        (["generate", "--nope", "--", "--json"], False),
+        (["generate", "--stop", "--json", "--nope"], False),
+    ],
+)
+def test_errors_of_reading_the_options_are_json_too(capsys, arguments, is_json):
+    assert cli.main(arguments) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("{") is is_json
+    if is_json:
+        assert json.loads(err)["error"]["code"] == "E_USAGE"
+
+
+@pytest.mark.parametrize("arguments", ["--version", "--help", "plugins"])
+@pytest.mark.parametrize(("redirection", "status"), [(">&-", 0), (">/dev/full", 74), ("2>&-", 0), ("<&- >&- 2>&-", 0)])
+def test_closed_and_full_standard_streams(site, arguments, redirection, status):
+    command = f"{sys.executable} -m deepinfer_core.cli {arguments} {redirection}"
+    environment = os.environ | {"PYTHONPATH": str(site.folder)}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == status
+    assert done.stderr.startswith("deepinfer: E_OUTPUT: cannot write standard output\n" if status else "")
+    assert len(done.stderr.splitlines()) == (3 if status else 0)
+
+
 def test_version_prints_the_versions(capsys):
     assert cli.main(["--version"]) == 0
     lines = capsys.readouterr().out.splitlines()

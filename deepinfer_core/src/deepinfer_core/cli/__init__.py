@@ -2,25 +2,29 @@
 
 ::
 
-    0 ok              2 usage              4 model or configuration     70 internal       141 reader of the pipe left
-    1 some failed     3 backend refusal    5 mismatch                   130 interrupted
+    0 ok              2 usage              4 model or configuration     70 internal      130 interrupted
+    1 some failed     3 backend refusal    5 mismatch                   74 output        141 reader of the pipe left
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from deepinfer_core.errors import EXIT_INTERRUPTED, EXIT_OK, CommandUsageError, DeepInferError
+from deepinfer_core.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_READER_LEFT,
+    CommandUsageError,
+    DeepInferError,
+    OutputError,
+)
 
 if TYPE_CHECKING:
     import click
 
     from deepinfer_core.cli.state import CommandState
-
-EXIT_BROKEN_PIPE = 128 + 13  # what a shell reports for a process that SIGPIPE ended
 
 __all__ = ["main"]
 
@@ -28,34 +32,82 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
-    :param argv: Arguments without the program name; None: those of the process.
+    :param argv: Arguments without the program name; None: those of the process, which ends with this call. SIGINT is
+        then ignored once one has ended the command, so that a further one leaves no traceback of the interpreter's end.
     :returns: The exit status.
     """
+    try:
+        from deepinfer_core.cli.streams import standard_streams
+
+        with standard_streams():
+            return _main(list(sys.argv[1:] if argv is None else argv), ends_process=argv is None)
+    except KeyboardInterrupt:  # between any two lines of the handlers below
+        return EXIT_INTERRUPTED
+
+
+def _main(arguments: list[str], *, ends_process: bool) -> int:
     import click
 
     from deepinfer_core.cli.root import root
     from deepinfer_core.cli.state import CommandState
+    from deepinfer_core.cli.streams import silence_stdout
 
     state = CommandState()
-    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         status = _run(root, list(arguments), state)
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        _silence_stdout()
-        return EXIT_BROKEN_PIPE
+        silence_stdout()
+        return EXIT_READER_LEFT
     except (KeyboardInterrupt, click.Abort):
+        if ends_process:
+            _ignore_interrupts()
         sys.stderr.write("deepinfer: interrupted\n")
         return EXIT_INTERRUPTED
-    except DeepInferError as exc:
-        return _report(exc, state)
-    except click.UsageError as exc:
-        return _report(_usage_error(exc, arguments), state)
-    except click.ClickException as exc:
-        return _report(CommandUsageError(exc.format_message()), state)
     except BaseException as exc:  # also SystemExit, and a panic of a compiled extension
-        return _report(_internal(exc), state)
+        error = _typed(exc, arguments)
+        if isinstance(error, OutputError):
+            silence_stdout()
+        return _report(error, state, as_json=state.json or _asks_for_json(arguments))
+
+
+def _typed(exc: BaseException, arguments: Sequence[str]) -> DeepInferError:
+    import click
+
+    if isinstance(exc, DeepInferError):
+        return exc
+    if isinstance(exc, click.UsageError):
+        return _usage_error(exc, arguments)
+    if isinstance(exc, click.ClickException):
+        return CommandUsageError(exc.format_message())
+    return _internal(exc)
+
+
+def _ignore_interrupts() -> None:
+    import signal
+    import threading
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _asks_for_json(arguments: Sequence[str]) -> bool:
+    """Whether ``--json`` is among the options, for an error that came before click had read that far."""
+    from deepinfer_core.cli.root import COMMANDS, option_arity, root
+
+    arity = option_arity(root)
+    words = iter(arguments)
+    for word in words:
+        if word == "--":
+            return False
+        if word == "--json":
+            return True
+        if word in COMMANDS:
+            arity = {**arity, **option_arity(root, word)}
+        for _ in range(arity.get(word, 0)):  # a value may look like an option
+            next(words, None)
+    return False
 
 
 def _run(root: click.Command, arguments: list[str], state: CommandState) -> int:
@@ -70,13 +122,13 @@ def _run(root: click.Command, arguments: list[str], state: CommandState) -> int:
         return exc.exit_code
 
 
-def _report(error: DeepInferError, state: CommandState) -> int:
-    """Print the error on standard error: three lines, or one JSON object with ``--json``."""
+def _report(error: DeepInferError, state: CommandState, *, as_json: bool) -> int:
+    """Print the error on standard error: three lines, or one JSON object."""
     if state.debug:
         import traceback
 
         traceback.print_exception(error)
-    if state.json:
+    if as_json:
         import json
 
         sys.stderr.write(json.dumps({"error": error.as_record()}, default=str) + "\n")
@@ -117,10 +169,3 @@ def _internal(exc: BaseException) -> DeepInferError:
     )
     error.__cause__ = exc
     return error
-
-
-def _silence_stdout() -> None:
-    """Point standard output at nothing, so that the interpreter's last flush does not complain."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, sys.stdout.fileno())
-    os.close(devnull)

@@ -6,16 +6,18 @@ error. Each input has one result, in order, also when it fails; the exit status 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from io import BufferedWriter
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
 import click
 
 from deepinfer_core.cli.sampling_options import DEFAULT_MAX_TOKENS, given_sampling, sampling_options
-from deepinfer_core.cli.state import CommandState, common_options, setting_options
+from deepinfer_core.cli.state import CommandState, common_options, setting_options, text_of
 from deepinfer_core.errors import EXIT_OK, EXIT_SOME_FAILED, CommandUsageError, InvalidInputFile
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ SETTINGS = (
 
 @click.command("generate")
 @click.argument("prompts", nargs=-1)
-@click.option("--prompts-file", metavar="FILE", help="Prompts in a file, - for standard input.")
+@click.option("--prompts-file", metavar="FILE", help="Prompts in a file, - for standard input; a line may have 16 MiB.")
 @click.option(
     "--format",
     "form",
@@ -79,24 +81,31 @@ def generate(
     """Generate text for PROMPTS, or for the lines of a file; PROMPTS of - reads lines from standard input.
 
     Without --max-tokens an answer ends after 128 tokens at the latest. With --json, or in a file, each result is one
-    JSON object per line. Exit status: 0 ok, 1 some prompts failed, 2 usage, 3 backend, 4 model, 130 interrupted.
+    JSON object per line. Exit status: 0 ok, 1 some prompts failed, 2 usage, 3 backend, 4 model, 74 output not written,
+    130 interrupted.
     """
     from deepinfer_core.sampling_params import SamplingParams
 
     state = context.ensure_object(CommandState)
     params = SamplingParams(max_tokens=DEFAULT_MAX_TOKENS).updated(given_sampling(context))
+    prompts = tuple(map(text_of, prompts))
     source = _source(prompts, prompts_file)
     config = state.resolve()
     with ExitStack() as stack:
         lines = _lines(stack, source)
         inputs = _inputs(prompts, lines, _form(source, form), params)
-        target = _target(stack, out, source)
+        target = _target(stack, out, lines)
         llm = stack.enter_context(_llm(config, params))
         as_json = state.json or target is not None
         many = source is not None or len(prompts) > 1
         if stream is None:
             stream = not as_json and not many and sys.stdout.isatty()
-        run = llm.run(inputs, streaming=stream and target is None, is_ready=getattr(lines, "is_ready", None))
+        run = llm.run(
+            inputs,
+            streaming=stream and target is None,
+            is_ready=getattr(lines, "is_ready", None),
+            on_held_interrupt=_say_that_it_waits,
+        )
         return _generate(run, target, as_json=as_json, stream=stream, headers=many)
 
 
@@ -119,15 +128,15 @@ def _lines(stack: ExitStack, source: str | None) -> Iterable[bytes]:
     """The lines of the prompts file; none for prompts that are arguments."""
     if source is None:
         return ()
-    if source == "-":
-        from deepinfer_core.cli.lines import LineReader
+    from deepinfer_core.cli.lines import LineReader
 
+    if source == "-":
         try:
             return LineReader(sys.stdin.fileno())
         except OSError:  # a stream in memory
             return sys.stdin.buffer
     try:
-        return stack.enter_context(Path(source).open("rb"))  # the stack closes it
+        opened = stack.enter_context(Path(source).open("rb", buffering=0))  # noqa: SIM115  # the stack closes it
     except OSError as err:
         raise InvalidInputFile(
             f"cannot read the prompts file {source}",
@@ -135,6 +144,7 @@ def _lines(stack: ExitStack, source: str | None) -> Iterable[bytes]:
             remedy="check --prompts-file",
             details={"path": source},
         ) from err
+    return LineReader(opened.fileno(), f"the prompts file {source}")
 
 
 def _form(source: str | None, form: str) -> str:
@@ -161,19 +171,41 @@ def _inputs(
             return inputs_of(list(prompts), params)
 
 
-def _target(stack: ExitStack, out: str | None, source: str | None) -> BinaryIO | None:
+def _target(stack: ExitStack, out: str | None, lines: Iterable[bytes]) -> BufferedWriter | None:
     """The file of ``--out``, opened before the model loads; its old content goes when the first result is due."""
-    if out is None:
-        return None
-    path = Path(out)
-    if source not in (None, "-") and path.exists() and path.samefile(str(source)):
-        raise CommandUsageError("--out is the prompts file", remedy="give another file to --out")
+    from deepinfer_core.cli.lines import LineReader
+    from deepinfer_core.cli.streams import open_results, same_file
+
+    target = None
+    if out is not None:
+        try:
+            target = stack.enter_context(open_results(out))
+        except OSError as err:
+            raise CommandUsageError(
+                f"cannot write {out}", reason=err.strerror or str(err), remedy="check --out", details={"path": out}
+            ) from err
+    if isinstance(lines, LineReader):
+        try:
+            written = sys.stdout.fileno() if target is None else target.fileno()
+        except OSError:  # a stream in memory
+            return target
+        if same_file(lines.fileno(), written):
+            name = "standard output" if target is None else "--out"
+            raise CommandUsageError(
+                f"{name} is the prompts file",
+                reason="the results would overwrite prompts, or be read as prompts",
+                remedy="give another file to --out",
+            )
+    return target
+
+
+def _say_that_it_waits() -> None:
+    """Straight to the descriptor: this runs in a signal handler, maybe inside a write to ``sys.stderr``."""
     try:
-        return stack.enter_context(path.open("ab"))
-    except OSError as err:
-        raise CommandUsageError(
-            f"cannot write {out}", reason=err.strerror or str(err), remedy="check --out", details={"path": out}
-        ) from err
+        after_echo = b"\n" if os.isatty(2) else b""
+        os.write(2, after_echo + b"deepinfer: finishing the step; press Ctrl-C again to stop now\n")
+    except OSError:  # nobody is there to read it
+        return
 
 
 def _llm(config: EngineConfig, params: SamplingParams) -> LLM:
@@ -193,12 +225,13 @@ def _llm(config: EngineConfig, params: SamplingParams) -> LLM:
     return llm
 
 
-def _generate(run: Run, target: BinaryIO | None, *, as_json: bool, stream: bool, headers: bool) -> int:
+def _generate(run: Run, target: BufferedWriter | None, *, as_json: bool, stream: bool, headers: bool) -> int:
     from deepinfer_core.cli.results import OrderedWriter, Progress
+    from deepinfer_core.cli.streams import empty
     from deepinfer_core.interrupts import HeldInterrupt
 
     if target is not None:
-        target.truncate(0)
+        empty(target)
     streaming = stream and target is None
     output: BinaryIO = target if target is not None else sys.stdout.buffer
     writer = OrderedWriter(output, "json" if as_json else "text", streaming=streaming, headers=headers)

@@ -71,6 +71,18 @@ def root(context: click.Context, version: bool) -> None:
         context.exit(0)
 
 
+def option_arity(group: click.Group, name: str | None = None) -> dict[str, int]:
+    """Option -> how many words follow it as its value, of ``group`` or of its command ``name``."""
+    context = click.Context(group)
+    command = group if name is None else group.get_command(context, name)
+    return {
+        option: 0 if parameter.is_flag else parameter.nargs
+        for parameter in (command.params if command is not None else ())
+        if isinstance(parameter, click.Option)
+        for option in (*parameter.opts, *parameter.secondary_opts)
+    }
+
+
 def versions() -> dict[str, str]:
     """Versions of the distributions and of the plugin API; nothing is imported for it."""
     import platform

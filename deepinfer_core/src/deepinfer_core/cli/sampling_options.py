@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from deepinfer_core.cli.state import text_of
 from deepinfer_core.errors import NotSupported
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -68,6 +69,8 @@ _KEY = "deepinfer.sampling"
 def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
     if value is None or value is False or value == ():
         return
+    if parameter.name == "stop":
+        value = tuple(map(text_of, value))
     context.meta.setdefault(_KEY, {})[parameter.name] = value
 
 

@@ -6,6 +6,7 @@ accepted before the command and after it; the later one wins.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -38,6 +39,19 @@ class CommandState:
         for line in config.warnings:
             sys.stderr.write(f"deepinfer: {line}\n")
         return config
+
+
+def text_of(argument: str) -> str:
+    """A word of the command line as text: UTF-8, also where the locale's encoding is another one.
+
+    What the locale cannot decode arrives as lone surrogates. Bytes that are not UTF-8 either stay so.
+    """
+    if not any("\ud800" <= char <= "\udfff" for char in argument):
+        return argument
+    try:
+        return os.fsencode(argument).decode("utf-8")
+    except UnicodeError:
+        return argument
 
 
 def _state(context: click.Context) -> CommandState:
