@@ -175,14 +175,10 @@ def test_importing_plugin_and_probe_imports_no_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_manifest_names_one_backend_and_only_claims_that_hold(backend):
+def test_manifest_names_one_backend():
     manifest = tomllib.loads(files("deepinfer_cpu").joinpath("deepinfer.toml").read_text())
     (entry,) = manifest["backend"]
     assert (manifest["schema"], manifest["api"], entry["name"]) == (1, ">=1.0,<2", "cpu")
-    for claim in entry["claims"]:
-        kind, _, name = claim.partition(":")
-        offered = {"feature": backend.capabilities.features, "kv": backend.capabilities.kv_formats}[kind]
-        assert name in offered
 
 
 def test_hooks_create_a_backend():
