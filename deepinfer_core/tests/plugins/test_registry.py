@@ -201,3 +201,45 @@ def test_registry_with_a_damaged_neighbour_still_finds_the_others(site):
 def test_registry_of_installed_distributions_lists_the_first_party_plugins(site):
     registry = Registry.build(site.config())
     assert {"backend:cpu", "model:deepseek_v41", "sampler:canonical"} <= {record.key for record in registry}
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (
+            {"plugins__disable": ("toi",)},
+            "plugins.disable (--no-plugin) names 'toi', which is no installed plugin; did you mean 'toy'?",
+        ),
+        ({"plugins__disable": ("zzzz",)}, "plugins.disable (--no-plugin) names 'zzzz', which is no installed plugin"),
+        (
+            {"plugins__allow": ("acme-toi",)},
+            (
+                "plugins.allow (DEEPINFER_PLUGINS) names 'acme-toi', which is no installed plugin; "
+                "did you mean 'acme-toy'?"
+            ),
+        ),
+        (
+            {"plugins__prefer": {"backend:toi": "acme-toy"}},
+            (
+                "plugins.prefer (--prefer) backend:toi=acme-toy: 'backend:toi' is no installed plugin; "
+                "did you mean 'backend:toy'?"
+            ),
+        ),
+        (
+            {"plugins__prefer": {"backend:toy": "nope"}},
+            "plugins.prefer (--prefer) backend:toy=nope: 'nope' does not provide backend:toy; installed: acme-toy",
+        ),
+    ],
+)
+def test_setting_that_names_no_installed_plugin_is_told_with_the_nearest_name(site, capsys, settings, line):
+    site.add("toy")
+    site.registry(**settings)
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", f"deepinfer: W_PLUGIN: {line}\n")
+
+
+def test_settings_that_name_installed_plugins_are_not_remarked_on(site, capsys):
+    site.add("toy")
+    site.registry(plugins__disable=("toy", "backend:toy", "acme-toy"), plugins__prefer={"backend:toy": "acme-toy"},
+                  plugins__allow=("acme-toy",))  # fmt: skip
+    assert capsys.readouterr().err == ""

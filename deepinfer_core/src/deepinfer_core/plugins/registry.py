@@ -14,7 +14,8 @@ Every state but ``found`` and ``loaded`` is an end state with ``phase``, ``code`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -134,6 +135,8 @@ class Registry:
     def build(cls, config: EngineConfig, entries: Iterable[metadata.EntryPoint] | None = None) -> Registry:
         """Find and check every plugin. Never raises for a faulty plugin; its record says what is wrong.
 
+        Settings that name a plugin that is not installed are told on standard error (``W_PLUGIN``).
+
         :param entries: Entry points to use in place of the installed ones.
         """
         found, manifest_values = discover(entries)
@@ -142,6 +145,8 @@ class Registry:
         for record in records:
             _check_static(record, manifests[record.distribution], config.plugins)
         _settle_conflicts(records, config.plugins)
+        for line in unmatched_names(records, config.plugins):
+            sys.stderr.write(f"deepinfer: {line}\n")
         return cls(records)
 
     def __iter__(self) -> Iterator[PluginRecord]:
@@ -165,6 +170,33 @@ class Registry:
             remedy=f"choose one of these, or pip install the plugin that provides {name!r}",
             details={"kind": kind, "name": name, "installed": names},
         )
+
+
+def unmatched_names(records: Sequence[PluginRecord], settings: PluginSettings) -> list[str]:
+    """Warnings for names in the plugin settings that no installed plugin has, each with the nearest one.
+
+    A misspelt name would otherwise leave a plugin on, or off, without a word.
+    """
+    names = {name for record in records for name in (record.name, record.key, record.distribution)}
+    warnings = [
+        f"W_PLUGIN: {setting} names {name!r}, which is no installed plugin{did_you_mean(name, names)}"
+        for setting, listed in (
+            ("plugins.disable (--no-plugin)", settings.disable),
+            ("plugins.allow (DEEPINFER_PLUGINS)", settings.allow or ()),
+        )
+        for name in listed
+        if name not in names
+    ]
+    keys = {record.key for record in records}
+    for key, distribution in settings.prefer.items():
+        setting = f"plugins.prefer (--prefer) {key}={distribution}"
+        providers = {record.distribution for record in records if record.key == key}
+        if key not in keys:
+            warnings.append(f"W_PLUGIN: {setting}: {key!r} is no installed plugin{did_you_mean(key, keys)}")
+        elif distribution not in providers:
+            guess = did_you_mean(distribution, providers) or f"; installed: {', '.join(sorted(providers))}"
+            warnings.append(f"W_PLUGIN: {setting}: {distribution!r} does not provide {key}{guess}")
+    return warnings
 
 
 def _read_manifests(found: list[Found], values: dict[str, list[str]]) -> dict[str, Manifest | ManifestError]:
