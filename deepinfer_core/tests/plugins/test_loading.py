@@ -25,12 +25,15 @@ from deepinfer_core.plugins.hooks import Hooks
 )  # fmt: skip
 def test_load_of_a_plugin_that_raises_keeps_its_own_message(site, statement, text):
     site.add("toy", statement + "\n")
+    again = "reinstall or update acme-toy"
+    if statement.startswith("import"):
+        again = "pip install --force-reinstall acme-toy, which brings what it depends on"
     with pytest.raises(PluginError) as caught:
         site.manager().require("backend", "toy")
     assert str(caught.value) == (
         f"E_PLUGIN: backend toy (acme-toy 1.0) failed in import: {text}\n"
         "  reason: raised at acme_toy/plugin.py:1\n"
-        "  remedy: reinstall or update acme-toy, or leave it out with --no-plugin toy"
+        f"  remedy: {again}, or leave it out with --no-plugin toy"
     )
 
 
@@ -171,3 +174,41 @@ def test_shutdown_calls_in_reverse_order_and_logs_what_is_raised(site, sources, 
         "backend bb (acme-bb 1.0) failed in shutdown: RuntimeError: bb failed",
         "backend aa (acme-aa 1.0) failed in shutdown: RuntimeError: aa failed",
     ]
+
+
+@pytest.mark.parametrize(
+    ("raised", "remedy"),
+    [
+        ("ModuleNotFoundError('no', name='safe_tensors.torch')", "pip install safe-tensors"),
+        (
+            "ModuleNotFoundError('no', name='stranger')",
+            (
+                "pip install --force-reinstall acme-toy, which brings what it depends on, or leave it out with "
+                "--no-plugin toy"
+            ),
+        ),
+        (
+            "ImportError('cannot import name', name='safe_tensors')",
+            (
+                "pip install --force-reinstall safe-tensors, or pip install --force-reinstall acme-toy, which brings "
+                "what it depends on"
+            ),
+        ),
+        (
+            "ModuleNotFoundError('no', name='acme_toy.part')",
+            "reinstall or update acme-toy, or leave it out with --no-plugin toy",
+        ),
+        (
+            "ImportError('libacme.so: cannot open')",
+            "reinstall or update acme-toy, or leave it out with --no-plugin toy",
+        ),
+    ],
+)
+def test_import_error_says_what_to_install(site, raised, remedy):
+    site.add("toy", f"raise {raised}\n")
+    with (site.folder / "acme_toy-1.0.dist-info" / "METADATA").open("a") as metadata:
+        metadata.write("Requires-Dist: Safe-Tensors>=0.4; python_version >= '3'\n")
+    manager = site.manager()
+    record = manager.registry.find("backend", "toy")
+    assert not manager.load(record)
+    assert record.remedy.lower() == remedy

@@ -25,9 +25,48 @@ def plugin_failure(record: PluginRecord, phase: str, exc: BaseException) -> Deep
     return PluginError(
         f"{record.title} failed in {phase}: {exception_text(exc)}",
         reason=f"raised at {blame(exc)}",
-        remedy=f"reinstall or update {record.distribution}, or leave it out with --no-plugin {record.name}",
+        remedy=_import_remedy(record, exc)
+        or f"reinstall or update {record.distribution}, or leave it out with --no-plugin {record.name}",
         details={"plugin": record.key, "distribution": record.distribution, "phase": phase},
     )
+
+
+def _import_remedy(record: PluginRecord, exc: BaseException) -> str:
+    """What to install when the plugin lacks a module of somebody else; empty for any other failure."""
+    if not isinstance(exc, ImportError) or not exc.name:
+        return ""
+    module = exc.name.partition(".")[0]
+    if module == record.entry.value.partition(":")[0].partition(".")[0]:
+        return ""
+    again = f"pip install --force-reinstall {record.distribution}, which brings what it depends on"
+    needed = _required_distribution(record.distribution, module)
+    if needed is None:  # a module's name is not its distribution's: one that nobody declared may be a stranger's
+        return f"{again}, or leave it out with --no-plugin {record.name}"
+    if isinstance(exc, ModuleNotFoundError):
+        return f"pip install {needed}"
+    return f"pip install --force-reinstall {needed}, or {again}"
+
+
+def _required_distribution(distribution: str, module: str) -> str | None:
+    """The distribution that provides ``module``, among those that the plugin or the core declares to need."""
+    from importlib import metadata
+
+    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.utils import canonicalize_name
+
+    for owner in (distribution, "deepinfer-core"):
+        try:
+            declared = metadata.requires(owner) or []
+        except metadata.PackageNotFoundError:
+            continue
+        for text in declared:
+            try:
+                requirement = Requirement(text)
+            except InvalidRequirement:
+                continue
+            if canonicalize_name(requirement.name) == canonicalize_name(module):
+                return requirement.name
+    return None
 
 
 def exception_text(exc: BaseException) -> str:
