@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -121,3 +122,22 @@ def test_missing_library_says_how_to_get_it(without_native: list[Exception]) -> 
         load_native()
     assert caught.value.reason == "no _native"
     assert "deepinfer-native" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "start", ["import deepinfer_core.llm", "import deepinfer_core.native_core as n; n.load_native()"]
+)
+def test_missing_contracts_are_the_error_that_listing_the_plugins_gives(start: str) -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['deepinfer_contracts'] = None\n"
+        "from deepinfer_core.errors import ContractError\n"
+        f"try:\n    {start}\n"
+        "except ContractError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == (
+        "E_CONTRACT: deepinfer-contracts is not installed\n"
+        "  reason: the records of a step come from it\n"
+        "  remedy: pip install deepinfer-contracts\n"
+    )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
 
-from deepinfer_contracts import EventBatch, EventFlags, EventKind, FinishReason, RowStatus
 from deepinfer_core.errors import DeepInferError
+from deepinfer_core.records import EventBatch, EventFlags, EventKind, FinishReason, RowStatus
 from deepinfer_core.requests import Request, failed_row
 from deepinfer_core.sampled import NO_ROWS, NO_TOKEN, BadRow
 from deepinfer_core.tokenizer import Tokenizer

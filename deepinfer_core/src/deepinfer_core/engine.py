@@ -14,10 +14,10 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, Self
 
-from deepinfer_contracts import SchedulerOutputs, StepKind
 from deepinfer_core.emission import Emitter
 from deepinfer_core.errors import DeepInferError, EngineError, InvalidParameter
 from deepinfer_core.interfaces import Backend, Caches, Model, Sampler, StepObserver
+from deepinfer_core.records import SchedulerOutputs, StepKind
 from deepinfer_core.requests import Request, too_long
 from deepinfer_core.steps import Owners, PhaseTimes, StepFault, StepRunner
 from deepinfer_core.tokenizer import Tokenizer

@@ -10,9 +10,17 @@ from deepinfer_core.errors import ConfigError, ContractError, DeepInferError, En
 def load_native() -> None:
     """Import ``deepinfer_native``, which compares its contracts with the installed ones.
 
-    Raises ContractError for a library built from other contracts, EngineError for one that cannot be loaded.
+    Raises ContractError for a library built from other contracts, or where there are none, EngineError for one that
+    cannot be loaded.
     """
-    from deepinfer_contracts import ContractMismatch
+    try:
+        from deepinfer_contracts import ContractMismatch
+    except ModuleNotFoundError as err:
+        if err.name != "deepinfer_contracts":
+            raise
+        from deepinfer_core.plugins.claims import contracts_missing
+
+        raise contracts_missing("the records of a step come from it") from err
 
     try:
         import deepinfer_native  # noqa: F401

@@ -7,10 +7,10 @@ from collections import deque
 
 from attrs import define, field
 
-from deepinfer_contracts import RowStatus
 from deepinfer_core.detokenizer import Detokenizer
 from deepinfer_core.errors import CapacityError, DeepInferError, RequestFailed
 from deepinfer_core.outputs import RequestOutput, StreamChunk
+from deepinfer_core.records import RowStatus
 from deepinfer_core.sampled import BadRow
 from deepinfer_core.sampling_params import SamplingParams
 

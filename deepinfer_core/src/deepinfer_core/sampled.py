@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from attrs import evolve, frozen
 
-from deepinfer_contracts import RowStatus, SamplerOutput
 from deepinfer_core.errors import HookReturnError
+from deepinfer_core.records import RowStatus, SamplerOutput
 
 SAMPLE = "sampler.sample"
 NO_TOKEN = 3

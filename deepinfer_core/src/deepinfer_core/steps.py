@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 from attrs import define, fields, frozen
 
-from deepinfer_contracts import Pool, SamplerOutput, SchedulerOutputs, StepKind
 from deepinfer_core.errors import DeepInferError, EngineError
 from deepinfer_core.interfaces import Backend, Caches, Model, Sampler
 from deepinfer_core.plugins.failure import blame, exception_text
+from deepinfer_core.records import Pool, SamplerOutput, SchedulerOutputs, StepKind
 from deepinfer_core.sampled import NO_ROWS, BadRow, checked_output, wrong_step_return
 
 

@@ -29,6 +29,13 @@ def unknown_claim(claim: str) -> str | None:
     return f"unknown claim {claim!r}{did_you_mean(claim, claims)}"
 
 
+def contracts_missing(reason: str) -> ContractError:
+    """The error of a core without its contracts."""
+    return ContractError(
+        "deepinfer-contracts is not installed", reason=reason, remedy="pip install deepinfer-contracts"
+    )
+
+
 @functools.cache
 def _names() -> tuple[frozenset[str], Mapping[str, Any]]:
     """Claims and ops, from the generated module of names alone.
@@ -40,11 +47,7 @@ def _names() -> tuple[frozenset[str], Mapping[str, Any]]:
     folders = package.submodule_search_locations if package is not None else None
     spec = spec_from_file_location("deepinfer_contracts._ops", Path(folders[0]) / "_ops.py") if folders else None
     if spec is None or spec.loader is None:
-        raise ContractError(
-            "deepinfer-contracts is not installed",
-            reason="the names that a manifest may claim come from it",
-            remedy="pip install deepinfer-contracts",
-        )
+        raise contracts_missing("the names that a manifest may claim come from it")
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.CLAIMS, module.OPS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deepinfer_contracts import CONTRACTS
+from deepinfer_core.records import CONTRACTS
 
 
 def contract_difference(record: str, fields: int, chain: str) -> str | None:

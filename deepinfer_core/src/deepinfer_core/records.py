@@ -1,0 +1,36 @@
+"""The contract records that the step loop uses, or a typed error where deepinfer-contracts is not installed."""
+
+from __future__ import annotations
+
+try:
+    from deepinfer_contracts import (
+        CONTRACTS,
+        EventBatch,
+        EventFlags,
+        EventKind,
+        FinishReason,
+        Pool,
+        RowStatus,
+        SamplerOutput,
+        SchedulerOutputs,
+        StepKind,
+    )
+except ModuleNotFoundError as err:
+    if err.name != "deepinfer_contracts":
+        raise
+    from deepinfer_core.plugins.claims import contracts_missing
+
+    raise contracts_missing("the records of a step come from it") from err
+
+__all__ = [
+    "CONTRACTS",
+    "EventBatch",
+    "EventFlags",
+    "EventKind",
+    "FinishReason",
+    "Pool",
+    "RowStatus",
+    "SamplerOutput",
+    "SchedulerOutputs",
+    "StepKind",
+]
