@@ -123,16 +123,31 @@ def _load(owner: PluginRecord, model: Model, path: Path) -> None:
 def default_checkpoint(manager: PluginManager) -> Path:
     """The small checkpoint that an installed model plugin ships; the first by name if several do.
 
-    :raises ModelNotFound: no installed plugin ships one.
+    :raises ModelNotFound: no usable plugin ships one; says what is wrong with one that does.
+    :raises PluginMissing: no plugin has the name of ``--model-plugin``.
     """
     wanted = manager.config.model_plugin
     for record in manager.registry.of_kind("model"):
         if record.table.checkpoint and record.manifest and wanted in (None, record.name):
             return record.manifest.path.parent / record.table.checkpoint
+    if wanted is not None and manager.registry.find("model", wanted) is None:
+        raise manager.registry.missing("model", wanted)
+    unusable = [r for r in manager.registry.of_kind("model", usable=False) if not r.usable]
+    unusable = [r for r in unusable if wanted in (None, r.name)]
+    if unusable:
+        first = next((r for r in unusable if r.table.checkpoint), unusable[0])
+        raise ModelNotFound(
+            "no model was given",
+            reason="; ".join(f"{r.title} is {r.state}: {r.note or r.reason}" for r in unusable),
+            remedy=f"{first.remedy}; or give --model DIR",
+            details={"unusable": [r.key for r in unusable]},
+        )
     raise ModelNotFound(
         "no model was given",
-        reason="no installed model plugin ships a checkpoint" + (f" of {wanted!r}" if wanted else ""),
-        remedy="give --model DIR, or pip install deepinfer-v41, which ships a small one",
+        reason=f"model plugin {wanted!r} ships no checkpoint"
+        if wanted
+        else "no installed model plugin ships a checkpoint",
+        remedy="give --model DIR" + ("" if wanted else ", or pip install deepinfer-v41, which ships a small one"),
     )
 
 
@@ -188,6 +203,14 @@ def _unknown_architecture(manager: PluginManager, card: ModelCard) -> DeepInferE
     reason = f"installed plugins run: {', '.join(known) or 'nothing'}"
     if unusable:
         reason += f"; unusable: {', '.join(f'{r.name} ({r.state})' for r in unusable)}"
+    able = next((r for r in unusable if card.architecture in r.table.architectures), None)
+    if able is not None:
+        return ModelError(
+            f"no usable plugin runs the architecture {card.architecture}",
+            reason=f"{able.title} does, and is {able.state}: {able.note or able.reason}",
+            remedy=able.remedy,
+            details={"architecture": card.architecture, "plugin": able.key, "known": known},
+        )
     return ModelError(
         f"no installed plugin runs the architecture {card.architecture}",
         reason=reason,

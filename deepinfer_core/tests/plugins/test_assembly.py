@@ -59,6 +59,39 @@ def test_assemble_without_a_model_and_without_a_checkpoint_says_what_to_do(tiny)
     )
 
 
+def test_assemble_without_a_model_says_what_keeps_the_shipped_one_away(site, sources):
+    site.add("cpu", sources["backend"], dist="deepinfer-cpu")
+    site.add("tiny", sources["model"](), kind="model", table='architectures = ["TinyLM"]\ncheckpoint = "ckpt"')
+    with pytest.raises(DeepInferError) as caught:
+        build(site, plugins__disable=("model:tiny",))
+    assert str(caught.value) == (
+        "E_MODEL_MISSING: no model was given\n"
+        "  reason: model tiny (acme-tiny 1.0) is disabled: named in plugins.disable (--no-plugin)\n"
+        "  remedy: change that setting to use it; or give --model DIR"
+    )
+
+
+def test_assemble_of_an_architecture_that_only_a_disabled_plugin_runs_names_it(tiny, checkpoint_of):
+    with pytest.raises(DeepInferError) as caught:
+        build(tiny, model=str(checkpoint_of("TinyLM")), plugins__disable=("tiny",))
+    assert str(caught.value) == (
+        "E_MODEL: no usable plugin runs the architecture TinyLM\n"
+        "  reason: model tiny (acme-tiny 1.0) does, and is disabled: named in plugins.disable (--no-plugin)\n"
+        "  remedy: change that setting to use it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("tinny", "no model named 'tinny'; did you mean 'tiny'"), ("tiny", "model plugin 'tiny' ships no checkpoint")],
+)
+def test_assemble_without_a_model_and_with_a_model_plugin_says_what_is_missing(tiny, name, text):
+    with pytest.raises(DeepInferError) as caught:
+        build(tiny, model_plugin=name)
+    assert text in str(caught.value)
+    assert "deepinfer-v41" not in str(caught.value)
+
+
 def test_assemble_of_an_unknown_architecture_lists_the_known_ones(tiny, checkpoint_of):
     with pytest.raises(DeepInferError) as caught:
         build(tiny, model=str(checkpoint_of("OtherLM")))
