@@ -125,7 +125,7 @@ def deepinfer_sampler_create(name: str, params: Mapping[str, Any], vocab_size: i
 
     :param name: The sampler's name.
     :param params: Parameters of this sampler; empty for its defaults.
-    :param vocab_size: Logits width, after padding.
+    :param vocab_size: Ids that may be chosen (the smaller of model and tokenizer); logits may be wider.
     :returns: The sampler.
 
     Stops at the first result. Asked only of the plugin that owns ``name``. Since API 1.0.

@@ -73,7 +73,12 @@ class Backend(Protocol):
 
 @runtime_checkable
 class Model(Protocol):
-    """A causal language model over paged caches."""
+    """A causal language model over paged caches.
+
+    A model may also have ``check_prompt(ids: tuple[int, ...]) -> None``, which is not required of it: the core calls it
+    with the token ids of each prompt before the prompt is queued. It raises a DeepInferError (InvalidPrompt,
+    NotSupported) for a prompt that the model cannot run; only that prompt ends.
+    """
 
     vocab_size: int
 
