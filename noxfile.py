@@ -6,6 +6,7 @@ other build of it is pulled in.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -40,6 +41,27 @@ def install_all(session: nox.Session, *tools: str) -> None:
     session.install("--compile-bytecode", "-r", "requirements.txt", *tools)
 
 
+def install_wheels(session: nox.Session, *tools: str) -> None:
+    """Everything, as wheels, beside the pinned torch."""
+    session.install("--compile-bytecode", TORCH, *built(session, *TORCHLESS, *PLUGINS), *tools)
+
+
+def built(session: nox.Session, *folders: str) -> list[str]:
+    """Wheels of distributions, built once for each state of their sources: the C core takes a while to compile."""
+    wheels = []
+    for folder in folders:
+        digest = hashlib.sha256()
+        listed = session.run("git", "ls-files", "-co", "--exclude-standard", folder, external=True, silent=True)
+        for name in sorted(str(listed).splitlines()):
+            digest.update(f"{name}\n".encode() + (ROOT / name).read_bytes())
+        out = ROOT / ".nox" / "built" / f"{Path(folder).name}-{digest.hexdigest()[:16]}"
+        if not list(out.glob("*.whl")):
+            session.install("uv>=0.5")
+            session.run("uv", "build", "-q", "--wheel", "--out-dir", str(out), folder)
+        wheels += [str(p) for p in out.glob("*.whl")]
+    return wheels
+
+
 def run_tests(session: nox.Session, *args: str, python: tuple[str, ...] = ("python",)) -> None:
     chosen = session.posargs or args
     session.run(*python, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", *chosen, env=TEST_ENV)
@@ -56,7 +78,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """mypy --strict on what others build against."""
-    session.install(*TYPE_TOOLS, *TORCHLESS)
+    session.install(*TYPE_TOOLS, *built(session, *TORCHLESS))
     for package in ("deepinfer_contracts", "deepinfer_native", "deepinfer_core"):
         session.run("mypy", "-p", package)
 
@@ -64,7 +86,7 @@ def types(session: nox.Session) -> None:
 @nox.session
 def contracts(session: nox.Session) -> None:
     """Generated files are what the schemas and the code say."""
-    session.install(*TORCHLESS, "click==8.5.1")  # commands.md holds help as this version wraps it
+    session.install(*built(session, *TORCHLESS), "click==8.5.1")  # commands.md holds help as this version wraps it
     session.run("python", "contracts/generate.py", "--check")
     session.run("python", "docs/generate_reference.py", "--check")
 
@@ -79,26 +101,24 @@ def tests(session: nox.Session) -> None:
 @nox.session(python=["3.12", "3.13"])
 def torchless(session: nox.Session) -> None:
     """What needs no torch, installed from wheels, on the other Pythons."""
-    session.install("--compile-bytecode", *TORCHLESS, *TEST_TOOLS)
-    session.install("--no-deps", *PLUGINS)  # to be listed, and for the shipped tokenizer; nothing imports them
+    session.install("--compile-bytecode", *built(session, *TORCHLESS), *TEST_TOOLS)
+    session.install(
+        "--no-deps", *built(session, *PLUGINS)
+    )  # to be listed, and for the shipped tokenizer; nothing imports them
     run_tests(session, "-m", "not slow", "contracts/tests", "native/tests", "deepinfer_core/tests")
 
 
 @nox.session
 def optimised(session: nox.Session) -> None:
     """The same behaviour under ``python -O``: nothing validates with assert. The nightly adds the numeric suites."""
-    install_all(session, *TEST_TOOLS)
+    install_wheels(session, *TEST_TOOLS)
     run_tests(session, "-m", "not slow", "-k", "not golden and not invariants", python=("python", "-O"))
 
 
 @nox.session
 def wheels(session: nox.Session) -> None:
-    """Build every wheel, install them into an empty venv, and generate from there."""
-    session.install("uv>=0.5")
-    out = Path(session.create_tmp()) / "wheels"
-    for folder in (*TORCHLESS, *PLUGINS):
-        session.run("uv", "build", "-q", "--wheel", "--out-dir", str(out), folder)
-    session.install("--compile-bytecode", TORCH, *(str(p) for p in sorted(out.glob("*.whl"))))
+    """Build every wheel, install them into an empty venv, and generate from there, in a folder without the sources."""
+    install_wheels(session)
     session.chdir(session.create_tmp())
     session.run("deepinfer", "plugins")
     session.run("deepinfer", "generate", "--max-tokens", "16", "import os", env=TEST_ENV)
@@ -107,7 +127,7 @@ def wheels(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Every command and program on the pages runs as written."""
-    install_all(session)
+    install_wheels(session)
     session.run("python", "docs/run_pages.py", env=TEST_ENV)
 
 
