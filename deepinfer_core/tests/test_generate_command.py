@@ -286,7 +286,7 @@ def test_some_failed_by_a_fault_is_status_one(run: Run, parts: dict[str, Any]) -
     status, out, err = run("a", "b", "--max-num-seqs", 1, "--json", *GREEDY)
     assert status == 1
     assert records(out)[0]["finish_reason"] == "engine"
-    assert "E_ENGINE: model.forward failed in step 1" in err
+    assert "E_ENGINE: model.forward of toy (acme-model 0.1) failed in step 1" in err
     assert "Traceback" not in err
 
 

@@ -166,3 +166,8 @@ def test_arguments_are_utf8_in_any_locale(tmp_path: Path) -> None:
     first, second = map(json.loads, done.stdout.splitlines())
     assert (first["prompt"], first["finish_reason"]) == ("é", "length")
     assert second["error"]["code"] == "E_PROMPT"
+
+
+def test_interrupt_that_compiled_code_turns_into_an_error_is_an_interrupt(tmp_path: Path) -> None:
+    done = toy(tmp_path, "a", TOY_SWALLOWS_INTERRUPT="1")
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"deepinfer: interrupted\n")

@@ -14,31 +14,51 @@ from types import FrameType
 from typing import Self
 
 
+class NotedInterrupt:
+    """A SIGINT handler that raises KeyboardInterrupt, and remembers it where compiled code swallows the exception."""
+
+    def __init__(self) -> None:
+        self.came = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.came = True
+        signal.default_int_handler(number, frame)
+
+    def install(self) -> None:
+        """Take the place of Python's own handler; no other one, and only from the main thread."""
+        if (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        ):
+            signal.signal(signal.SIGINT, self)
+
+
 class HeldInterrupt:
     """Context manager; does nothing outside the main thread or where the application has its own SIGINT handler.
 
     ``notice`` is called when the first SIGINT is held. It runs inside the signal handler, so it may interrupt a write.
     """
 
-    __slots__ = ("_active", "_notice", "_pending")
+    __slots__ = ("_active", "_notice", "_pending", "_raise")
 
     def __init__(self, notice: Callable[[], None] | None = None) -> None:
         self._notice = notice
         self._active = False
         self._pending = False
+        self._raise: Callable[[int, FrameType | None], object] = signal.default_int_handler
 
     def __enter__(self) -> Self:
-        if (
-            threading.current_thread() is threading.main_thread()
-            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        ):
-            self._active = True
-            signal.signal(signal.SIGINT, self._remember)
+        if threading.current_thread() is threading.main_thread():
+            handler = signal.getsignal(signal.SIGINT)
+            if handler is signal.default_int_handler or isinstance(handler, NotedInterrupt):
+                self._raise = handler
+                self._active = True
+                signal.signal(signal.SIGINT, self._remember)
         return self
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self._pending:
-            signal.default_int_handler(number, frame)
+            self._raise(number, frame)
         self._pending = True
         if self._notice is not None:
             self._notice()
@@ -47,7 +67,7 @@ class HeldInterrupt:
         if not self._active:
             return
         self._active = False
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, self._raise)
         if self._pending:
             self._pending = False
             raise KeyboardInterrupt

@@ -51,8 +51,12 @@ def _main(arguments: list[str], *, ends_process: bool) -> int:
     from deepinfer_core.cli.root import root
     from deepinfer_core.cli.state import CommandState
     from deepinfer_core.cli.streams import silence_stdout
+    from deepinfer_core.interrupts import NotedInterrupt
 
     state = CommandState()
+    interrupt = NotedInterrupt()
+    if ends_process:
+        interrupt.install()
     try:
         status = _run(root, list(arguments), state)
         sys.stdout.flush()
@@ -60,12 +64,12 @@ def _main(arguments: list[str], *, ends_process: bool) -> int:
     except BrokenPipeError:
         silence_stdout()
         return EXIT_READER_LEFT
-    except (KeyboardInterrupt, click.Abort):
-        if ends_process:
-            _ignore_interrupts()
-        sys.stderr.write("deepinfer: interrupted\n")
-        return EXIT_INTERRUPTED
     except BaseException as exc:  # also SystemExit, and a panic of a compiled extension
+        if interrupt.came or isinstance(exc, (KeyboardInterrupt, click.Abort)):
+            if ends_process:
+                _ignore_interrupts()
+            sys.stderr.write("deepinfer: interrupted\n")
+            return EXIT_INTERRUPTED
         error = _typed(exc, arguments)
         if isinstance(error, OutputError):
             silence_stdout()
