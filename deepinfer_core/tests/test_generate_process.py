@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def toy(tmp_path: Path, arguments: str, **environment: str) -> subprocess.Comple
         cwd=tmp_path,
         capture_output=True,
         check=False,
-        env={**os.environ, "TOY_MODEL": str(tmp_path), **environment},
+        env={**os.environ, "TOY_MODEL": str(tmp_path), "DEEPINFER_SEED": "1", **environment},
     )
 
 
@@ -43,7 +44,7 @@ def process(tmp_path: Path) -> subprocess.Popen[bytes]:
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "TOY_MODEL": str(tmp_path)},
+        env={**os.environ, "TOY_MODEL": str(tmp_path), "DEEPINFER_SEED": "1"},
     )
 
 
@@ -82,7 +83,7 @@ def test_standard_input_that_waits_gets_each_answer_at_once(tmp_path: Path) -> N
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "TOY_MODEL": str(tmp_path)},
+        env={**os.environ, "TOY_MODEL": str(tmp_path), "DEEPINFER_SEED": "1"},
     ) as asked:
         assert asked.stdin is not None
         assert asked.stdout is not None
@@ -98,6 +99,8 @@ def test_further_interrupts_leave_no_traceback(process: subprocess.Popen[bytes])
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.readline()
+    reader = threading.Thread(target=process.stdout.read)  # a full pipe would hold the process up
+    reader.start()
     process.send_signal(signal.SIGINT)
     err = b""
     while line := process.stderr.readline():
@@ -105,7 +108,7 @@ def test_further_interrupts_leave_no_traceback(process: subprocess.Popen[bytes])
         if b"interrupted" in line:
             for _ in range(20):
                 process.send_signal(signal.SIGINT)
-    process.stdout.close()
+    reader.join(60)
     assert process.wait(60) == 130
     assert err.endswith(b"deepinfer: interrupted\n")
 
