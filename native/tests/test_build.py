@@ -12,6 +12,7 @@ SOURCES = sorted((NATIVE / "src").glob("di_*.c"))
 VERSION = tomllib.loads((NATIVE / "pyproject.toml").read_text())["project"]["version"]
 FLAGS = ["-std=c11", "-pthread", f"-I{NATIVE / 'include'}", f"-I{NATIVE / 'src'}", f'-DDI_VERSION="{VERSION}"']
 STRICT = ["-Wall", "-Wextra", "-Wconversion", "-Werror"]
+UNITS = [NATIVE / "src" / f"di_{name}.c" for name in ("handle", "error")]
 WRAP = [f"-Wl,--wrap={name}" for name in ("malloc", "calloc", "realloc", "free")]
 
 
@@ -49,4 +50,10 @@ def test_core_program_passes(tmp_path):
         pytest.skip("no C compiler is installed")
     program = tmp_path / "core_program"
     run([path, *FLAGS, *WRAP, "-O0", *SOURCES, NATIVE / "tests" / "c" / "core_program.c", "-o", program])
+    assert run([program]).splitlines()[-1] == "ok"
+
+
+def test_units_program_passes(compiler, tmp_path):
+    program = tmp_path / "units_program"
+    run([compiler, *FLAGS, *STRICT, "-O1", *UNITS, NATIVE / "tests" / "c" / "units_program.c", "-o", program])
     assert run([program]).splitlines()[-1] == "ok"
