@@ -1,0 +1,214 @@
+"""The C core and the reference scheduler under the same commands: every field is compared after each of them."""
+
+from __future__ import annotations
+
+import numpy as np
+from native_driver import require
+from reference import Refused, Scheduler, Settings
+from reference.commit import wants_token
+from reference.records import KIND_DECODE, Event, Outputs
+
+from deepinfer_contracts import FinishReason, SamplerOutput, StepMode
+from deepinfer_native import Core
+from deepinfer_native.errors import ArgumentError, NativeError, NotFoundError, OrderError
+
+ERRORS = {"order": OrderError, "not_found": NotFoundError, "argument": ArgumentError}
+SCALARS = ("step_id", "kind", "flags", "num_reqs", "num_decode_reqs", "num_batched_tokens", "sum_qk", "min_k", "max_k")
+ARRAYS = (
+    "seq_uid generation row_slot seqlens_q seqlens_k cached inflight full_len is_last_chunk remap state_slot swa_slot "
+    "draft_read_slot draft_write_slot swa_valid_start bt_offsets bt_ids bt_delta zero_slots clone_slots clone_blocks "
+    "finished_uid finished_reason ignored_uid ignored_reason held_uid preempted_uid hit_tokens replayed_tokens"
+).split()
+EVENT = "seq_uid kind flags token_id output_index prompt_len finish_reason drafted accepted".split()
+COUNTED = (
+    "steps_prefill steps_decode tokens_prefill tokens_decode tokens_drafted tokens_accepted tokens_output holds "
+    "preemptions aborts overrun_rows overrun_steps stale_rows"
+).split()
+POOLS = ("main", "swa", "state", "draft")
+
+
+def compare_outputs(o, r: Outputs) -> None:
+    """``o``: the core's record; ``r``: the reference's."""
+    for name in SCALARS:
+        require(getattr(o, name) == getattr(r, name), "step", r.step_id, name, getattr(o, name), getattr(r, name))
+    for name in ARRAYS:
+        ours, theirs = getattr(o, name).tolist(), getattr(r, name)
+        require(ours == theirs, "step", r.step_id, name, ours, theirs)
+
+
+def compare_events(batch, events: list[Event]) -> None:
+    for name in EVENT:
+        ours, theirs = getattr(batch, name).tolist(), [int(getattr(e, name)) for e in events]
+        require(ours == theirs, name, ours, theirs)
+
+
+def compare_stats(stats, m: Scheduler) -> None:
+    for name in POOLS:
+        ours, pool = getattr(stats, name), getattr(m, name)
+        levels = (ours.total, ours.free, ours.held, ours.limbo)
+        require(levels == (pool.total, pool.available, pool.held, len(pool.limbo)), name, levels, pool.__dict__)
+    for name in COUNTED:
+        require(getattr(stats, name) == m.count[name], name, getattr(stats, name), m.count[name])
+    for reason, n in stats.finished.items():
+        require(n == m.finished[int(reason)], reason, n, m.finished)
+    for name, phase in (("waiting", 1), ("prefill", 2), ("running", 3), ("zombie", 4)):
+        n = sum(s.phase == phase for s in m.requests.values())
+        require(getattr(stats, name) == n, name, getattr(stats, name), n)
+    for name in ("unfinished", "committed", "done"):
+        require(getattr(stats, name) == getattr(m, name), name, getattr(stats, name), getattr(m, name))
+    require(stats.last_step == m.launched, "last_step", stats.last_step, m.launched)
+    require(stats.queued_events == len(m.waiting_events), "queued_events", stats.queued_events)
+    require(not stats.poisoned, "the core is poisoned")
+
+
+class Pair:
+    """Commands go to both; ``watch`` (an `Observer` of the invariants) sees the reference after each."""
+
+    def __init__(self, config, watch=None):
+        self.config = config
+        self.core = Core(config)
+        self.model = Scheduler(Settings.of(config))
+        self.watch = watch and watch(self.model)
+        self.commands = 0
+
+    def after(self, command: str, outputs=None, events=None) -> None:
+        self.commands += 1
+        self.core.check()
+        compare_stats(self.core.stats(), self.model)
+        if self.watch:
+            self.watch.after(command, outputs, events)
+
+    def both(self, command: str, ours, theirs):
+        """Run a call on both; a refusal must be the same on both, and change nothing. Returns both results or None."""
+        # Queued commands may be carried out by a call that is then refused: what they change is not its change.
+        before = None if self.model.commands else self.core.stats()
+        try:
+            expected = theirs()
+        except Refused as refusal:
+            try:
+                ours()
+            except ERRORS[refusal.code]:
+                require(before is None or self.core.stats() == before, "a refused", command, "changed something")
+                self.after(f"refused {command}")
+                return None
+            raise AssertionError(f"{command} should be refused: {refusal}") from None
+        try:
+            return ours(), expected
+        except NativeError as error:
+            raise AssertionError(f"{command} was refused: {error}") from error
+
+    def submit(self, prompt, *, max_tokens, min_tokens=0, stop=(), priority=0) -> int:
+        values = {"max_tokens": max_tokens, "min_tokens": min_tokens, "priority": priority}
+        uid = self.core.submit(prompt, eos_ids=stop, **values)
+        require(uid == self.model.submit(prompt, stop=stop, **values), "uid", uid)
+        self.after("submit")
+        return uid
+
+    def abort(self, uids) -> list[int]:
+        status = [int(s) for s in self.core.abort(uids)]
+        require(status == self.model.abort(uids), "abort", uids, status)
+        self.after("abort")
+        return status
+
+    def finish(self, uid: int, n_output: int) -> None:
+        reason = FinishReason.STOP
+        done = self.both(
+            "finish",
+            lambda: self.core.finish(uid, reason, n_output),
+            lambda: self.model.finish(uid, reason, n_output),
+        )
+        if done:
+            self.after("finish")
+
+    def schedule(self, mode=None) -> Outputs | None:
+        """None when both refuse."""
+        done = self.both(
+            "schedule",
+            lambda: self.core.schedule_local() if mode is None else self.core.schedule(StepMode(mode)),
+            lambda: self.model.schedule_local() if mode is None else self.model.schedule(mode),
+        )
+        if not done:
+            return None
+        o, r = done
+        compare_outputs(o, r)
+        if r.num_reqs:
+            self.core.pack(r.step_id)  # validation "full" looks at every field
+        self.after("schedule", outputs=r)
+        return r
+
+    def sampler_output(self, step, sampled, accepted, ok, drafts) -> SamplerOutput:
+        n, k = len(step.rows), self.config.num_draft
+        out = SamplerOutput(
+            sampled_ids=np.asarray(sampled, np.int32),
+            sampled_logprob=np.full(n, -0.5, np.float32),
+            row_status=np.asarray([0 if good else 1 for good in ok], np.int8),
+        )
+        if drafts:
+            out.draft_ids = np.full((n, k), self.config.vocab_size - 1, np.int32)
+        if k and step.kind == KIND_DECODE:
+            verified = []
+            for row, taken in zip(step.rows, accepted, strict=True):
+                verified += [*taken, *[-1] * (row.q - len(taken))]
+            out.verified_ids = np.asarray(verified, np.int32)
+            out.accepted = np.asarray([len(taken) for taken in accepted], np.int32)
+        return out
+
+    def commit(self, rng, step_id=None, bad_rows: float = 0.0) -> None:
+        """Tokens, accepted drafts and failed rows are drawn from ``rng``."""
+        m, vocab = self.model, self.config.vocab_size
+        if step_id is None:
+            step_id = m.committed + 1
+        step = m.open[0] if m.open else None
+        rows = step.rows if step else []
+        sampled = [rng.randrange(vocab) for _ in rows]
+        accepted = [[rng.randrange(vocab) for _ in range(rng.randrange(r.q))] for r in rows]
+        if step and step.kind != KIND_DECODE:
+            accepted = [[] for _ in rows]
+        ok = [rng.random() >= bad_rows for _ in rows]
+        drafts = self.config.num_draft > 0
+        is_needed = any(wants_token(step, r) for r in rows)
+        output = self.sampler_output(step, sampled, accepted, ok, drafts) if step else None
+        if not is_needed and rng.random() < 0.5:
+            output = None
+        done = self.both(
+            "commit",
+            lambda: self.core.commit(step_id, output),
+            lambda: m.commit(step_id, sampled, accepted, ok, drafts),
+        )
+        if not done:
+            return
+        batch, events = done
+        require(batch.step_id == step_id, "step of the batch")
+        compare_events(batch, events)
+        self.after("commit", events=events)
+
+    def step_done(self, step_id: int) -> None:
+        if self.both("step_done", lambda: self.core.step_done(step_id), lambda: self.model.step_done(step_id)) is None:
+            return
+        self.after("step_done")
+
+    def poll(self) -> None:
+        batch, events = self.core.poll_events(), self.model.poll_events()
+        compare_events(batch, events)
+        self.after("poll", events=events)
+
+    def probe(self) -> None:
+        p, expected = self.core.probe(), self.model.probe()
+        for name, value in expected.items():
+            require(getattr(p, name) == value, "probe", name, getattr(p, name), value)
+        self.after("probe")
+
+    def drain(self, rng, limit: int = 4000) -> None:
+        """Run until nothing is left, then audit."""
+        m = self.model
+        for _ in range(limit):
+            while m.open:
+                self.commit(rng)
+            if m.done < m.launched:
+                self.step_done(m.launched)
+            self.poll()
+            if not m.unfinished and not m.waiting_events:
+                break
+            self.schedule()
+        require(m.unfinished == 0, "unfinished after", limit, "steps")
+        self.core.audit()

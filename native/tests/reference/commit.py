@@ -1,0 +1,72 @@
+"""The end of a step (``spec/engine.md`` 1.2, 1.3): tokens, stop checks, events."""
+
+from __future__ import annotations
+
+from reference.records import FROM_DRAFT, KIND_DECODE, KIND_PREFILL, LAST, TOKEN, Event, Reason, Request, Row, Step
+
+
+def is_live(r: Row) -> bool:
+    """Neither ended nor computed again since the step was made."""
+    return r.request.generation == r.generation and not r.request.is_terminal
+
+
+def wants_token(step: Step, r: Row) -> bool:
+    return is_live(r) and (step.kind == KIND_DECODE or r.is_last_chunk)
+
+
+def stop_reason(m, s: Request) -> Reason:
+    """After each token: stop ids, then the model's length, then ``max_tokens``."""
+    if s.n_output > s.min_tokens and s.tokens[-1] in s.stop:
+        return Reason.STOP
+    if s.len > m.settings.max_model_len or s.n_output >= s.max_tokens:
+        return Reason.LENGTH
+    return Reason.NONE
+
+
+def append_tokens(m, step: Step, r: Row, tokens: list[int], has_drafts: bool, events: list[Event]) -> None:
+    """``tokens``: the accepted drafts and the sampled one. Those behind a stop are dropped."""
+    s = r.request
+    reason = Reason.NONE
+    for j, token in enumerate(tokens):
+        s.tokens.append(token)
+        flags = FROM_DRAFT if j < len(tokens) - 1 else 0
+        events.append(Event(s.uid, TOKEN, flags, token, s.n_output, s.prompt_len, 0))
+        m.count["tokens_output"] += 1
+        s.cached += step.kind == KIND_DECODE
+        reason = stop_reason(m, s)
+        if reason:
+            break
+    last = events[-1]
+    last.drafted = r.q - 1 if step.kind == KIND_DECODE else 0
+    last.accepted = len(tokens) - 1
+    m.count["tokens_accepted"] += len(tokens) - 1
+    if reason:
+        last.flags |= LAST
+        last.finish_reason = reason
+        m.end(s, reason, has_event=False)
+    else:
+        s.has_drafts = has_drafts and m.settings.num_draft > 0
+
+
+def commit_row(m, step: Step, r: Row, tokens: list[int], is_ok: bool, has_drafts: bool, events: list[Event]) -> None:
+    s = r.request
+    if not is_live(r):
+        m.count["overrun_rows" if s.is_terminal else "stale_rows"] += 1
+        s.inflight_all -= 1
+        m.settle(s)
+        return
+    s.inflight -= 1
+    s.inflight_all -= 1
+    if step.kind == KIND_PREFILL:
+        s.cached = r.start + r.q
+        if r.is_last_chunk:
+            s.awaits_first = False
+        else:
+            s.queue_class = 0
+            m.queue.append(s)
+    if step.kind == KIND_PREFILL and not r.is_last_chunk:
+        return
+    if is_ok:
+        append_tokens(m, step, r, tokens, has_drafts, events)
+    else:
+        m.end(s, Reason.ENGINE)

@@ -1,0 +1,113 @@
+"""Admission (``spec/engine.md`` 2.3): strict order, no skipping, blocks of the whole prompt, all or nothing."""
+
+from __future__ import annotations
+
+from reference.decode import reserve
+from reference.records import POOL_STATE, POOL_SWA, Phase, Reason, Request, Step
+
+
+def is_new(s: Request) -> bool:
+    """Holds nothing yet."""
+    return s.row_slot == 0
+
+
+def is_too_long(m, s: Request) -> bool:
+    return s.len > m.settings.prompt_limit or m.settings.blocks(s.len) > m.main.total
+
+
+def is_above_watermark(m) -> bool:
+    return m.main.held > m.settings.prefill_watermark * m.main.total
+
+
+def has_resources(m, s: Request, spare: int) -> bool:
+    blocks = m.settings.blocks(s.len) + spare
+    return blocks <= m.main.available and m.swa.has(1) and m.state.has(1)
+
+
+def wants_prefill(m) -> bool:
+    """Below the watermark with a head that could go now; continuations and refusals are always wanted."""
+    head = m.queue_head()
+    if head is None:
+        return False
+    if not is_new(head) or is_too_long(m, head):
+        return True
+    has_row = m.admitted < m.settings.max_num_seqs
+    return not is_above_watermark(m) and has_row and has_resources(m, head, reserve(m))
+
+
+def drop_too_long(m) -> None:
+    while (head := m.queue_head()) and is_new(head) and is_too_long(m, head):
+        m.end(head, Reason.TOO_LONG)
+
+
+def chunk_of(m, s: Request, room: int) -> int:
+    """Tokens of ``s`` that fit (rules 6 to 9); 0 = none."""
+    c = m.settings
+    rest = s.len - s.cached
+    q = min(rest, room, c.chunk_limit)
+    if q == rest:
+        return q
+    if not c.chunked_prefill or q < c.min_chunk:
+        return 0
+    aligned = q // c.chunk_align * c.chunk_align
+    return aligned if aligned >= c.min_chunk else q
+
+
+def admit(m, s: Request, out) -> None:
+    s.blocks = m.main.take(m.settings.blocks(s.len))
+    s.swa_slot = m.swa.take_one()
+    s.state_slot = m.state.take_one()
+    s.row_slot = m.rows.take_one()
+    out.note_blocks(s, 0)
+    if s.state_slot:
+        out.zero_slots.append([POOL_STATE, s.state_slot])
+    if s.swa_slot and m.settings.zero_swa_on_alloc:
+        out.zero_slots.append([POOL_SWA, s.swa_slot])
+
+
+def start_running(m, s: Request) -> None:
+    s.draft_slot = m.draft.take_one()
+    m.running.append(s)
+    s.awaits_first = True
+    s.has_drafts = False
+    s.holds = 0
+    m.set_phase(s, Phase.RUNNING)
+
+
+def prefill_pass(m, step: Step, out) -> None:
+    c = m.settings
+    spare = reserve(m)
+    may_admit = not is_above_watermark(m)  # of the step's start: what it admits does not count against it
+    sum_k = 0
+    for s in list(m.queue_order()):
+        if len(step.rows) >= c.max_num_seqs:
+            break
+        new = is_new(s)
+        if new and is_too_long(m, s):
+            m.end(s, Reason.TOO_LONG)
+            continue
+        if new and (not may_admit or m.admitted >= c.max_num_seqs):
+            break
+        if sum_k + s.len > c.sum_k_limit:
+            break
+        q = chunk_of(m, s, c.max_num_batched_tokens - step.tokens)
+        if q == 0:
+            if not step.rows:
+                raise AssertionError(f"request {s.uid} gets no token of an empty step")
+            break
+        if new:
+            if not has_resources(m, s, spare):
+                break
+            admit(m, s, out)
+        is_last = s.cached + q == s.len
+        m.queue.remove(s)
+        if is_last:
+            start_running(m, s)
+        else:
+            m.set_phase(s, Phase.PREFILL)
+        out.add_row(step, s, s.cached, q, is_last)
+        sum_k += s.len
+        if not is_last:
+            break  # an engine of this type stops after the first chunked prompt
+        if len(s.blocks) * c.block_size - s.len < 2 * c.q:
+            spare += 1

@@ -1,0 +1,265 @@
+"""The scheduler: commands, steps, ends. The passes are in `prefill` and `decode`, the end of a step in `commit`."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from reference.commit import commit_row
+from reference.decode import decode_pass
+from reference.pool import Pool
+from reference.prefill import drop_too_long, prefill_pass, wants_prefill
+from reference.publish import StepWriter
+from reference.records import (
+    ABORT_ACCEPTED,
+    ABORT_FINISHED,
+    ABORT_UNKNOWN,
+    DECODE,
+    EMPTY_PREFILL,
+    FINISH,
+    KIND_DECODE,
+    KIND_PREFILL,
+    LAST,
+    TRY_PREFILL,
+    Event,
+    Outputs,
+    Phase,
+    Reason,
+    Refused,
+    Request,
+    Step,
+)
+from reference.settings import Settings
+
+
+class Scheduler:
+    """One engine thread's view; submit and abort are queued and carried out by the next engine call, in order."""
+
+    def __init__(self, settings: Settings):
+        self.settings = c = settings
+        reuse = c.stream_ordered_reuse
+        self.main = Pool(c.num_blocks, reuse)
+        self.swa = Pool(c.num_swa_slots, reuse)
+        self.state = Pool(c.num_state_slots, reuse)
+        # Draft and row slots are ordered by the device queue itself: they may be reused at once.
+        self.draft = Pool(c.max_num_seqs + 1 if c.num_draft else 0, True)
+        self.rows = Pool(c.max_num_seqs + 1, True)
+        self.requests: dict[int, Request] = {}  # not RETIRED
+        self.queue: list[Request] = []
+        self.running: list[Request] = []
+        self.commands: dict[int, set[str]] = {}
+        self.open: deque[Step] = deque()  # launched, not committed
+        self.ended: deque[Request] = deque()  # not reported by schedule
+        self.waiting_events: deque[Request] = deque()
+        self.count: Counter[str] = Counter()
+        self.finished: Counter[Reason] = Counter()
+        self.next_uid = self.tickets = 0
+        self.launched = self.committed = self.done = 0
+        self.decode_since_prefill = self.prefill_burst = 0
+        self.on_phase = None  # called with (request, old, new): the invariants watch transitions
+
+    # --- client calls ------------------------------------------------------------------------------------------
+
+    def submit(self, prompt, *, max_tokens=16, min_tokens=0, stop=(), priority=0) -> int:
+        self.next_uid += 1
+        s = Request(self.next_uid, list(prompt), max_tokens, min_tokens, frozenset(stop), priority, len(prompt))
+        self.requests[s.uid] = s
+        self.commands[s.uid] = {"submit"}
+        return s.uid
+
+    def abort(self, uids) -> list[int]:
+        out = []
+        for uid in uids:
+            s = self.requests.get(uid)
+            if s and not s.is_terminal:
+                self.commands.setdefault(uid, set()).add("abort")
+                out.append(ABORT_ACCEPTED)
+            else:
+                out.append(ABORT_FINISHED if 0 < uid <= self.next_uid else ABORT_UNKNOWN)
+        return out
+
+    def drain(self) -> None:
+        """Carry out what clients asked for, in order of each request's first command."""
+        while self.commands:
+            uid = next(iter(self.commands))
+            what = self.commands.pop(uid)
+            s = self.requests[uid]
+            if "submit" in what:
+                self.tickets += 1
+                s.ticket = self.tickets
+                self.set_phase(s, Phase.WAITING)
+                self.queue.append(s)
+            if "abort" in what and not s.is_terminal:
+                self.count["aborts"] += 1
+                self.end(s, Reason.ABORT)
+
+    # --- the queue ---------------------------------------------------------------------------------------------
+
+    def queue_order(self) -> list[Request]:
+        """Continuations of prompts before all, then by priority; preempted before new; then by ticket."""
+        return sorted(
+            self.queue, key=lambda s: (s.queue_class > 0, s.queue_class and s.priority, s.queue_class, s.ticket)
+        )
+
+    def queue_head(self) -> Request | None:
+        return self.queue_order()[0] if self.queue else None
+
+    @property
+    def admitted(self) -> int:
+        return self.rows.held
+
+    # --- ends --------------------------------------------------------------------------------------------------
+
+    def set_phase(self, s: Request, phase: Phase) -> None:
+        if self.on_phase:
+            self.on_phase(s, s.phase, phase)
+        s.phase = phase
+
+    def release(self, s: Request) -> None:
+        """Consume every handle; the tail block goes first, so that heads of prompts stay unused longer."""
+        while s.blocks:
+            self.main.release(s.blocks.pop(), s.last_step)
+        for pool, name in (
+            (self.swa, "swa_slot"),
+            (self.state, "state_slot"),
+            (self.draft, "draft_slot"),
+            (self.rows, "row_slot"),
+        ):
+            if getattr(s, name):
+                pool.release(getattr(s, name), s.last_step)
+                setattr(s, name, 0)
+
+    def end(self, s: Request, reason: Reason, has_event: bool = True) -> None:
+        if s in self.running:
+            self.running.remove(s)
+        elif s in self.queue:
+            self.queue.remove(s)
+        self.release(s)
+        s.reason = reason
+        s.inflight = 0
+        s.final_output = s.n_output
+        self.finished[reason] += 1
+        self.ended.append(s)
+        if has_event:
+            self.waiting_events.append(s)
+        self.set_phase(s, Phase.ZOMBIE)
+        self.settle(s)
+
+    def settle(self, s: Request) -> None:
+        """A request that ended is RETIRED when its last step in flight was committed."""
+        if s.phase == Phase.ZOMBIE and s.inflight_all == 0:
+            self.set_phase(s, Phase.RETIRED)
+            del self.requests[s.uid]
+            self.commands.pop(s.uid, None)
+
+    def finish(self, uid: int, reason: Reason, n_output: int) -> None:
+        """The text of a request contains a stop string after ``n_output`` tokens."""
+        self.drain()
+        s = self.requests.get(uid)
+        if s is None or s.is_terminal:
+            raise Refused("not_found", f"request {uid}")
+        if not 0 <= n_output <= s.n_output:
+            raise Refused("argument", f"n_output {n_output}")
+        del s.tokens[s.prompt_len + n_output :]
+        s.cached = min(s.cached, s.len)
+        self.end(s, reason)
+
+    @property
+    def unfinished(self) -> int:
+        return sum(not s.is_terminal for s in self.requests.values())
+
+    # --- steps -------------------------------------------------------------------------------------------------
+
+    def probe(self) -> dict:
+        self.drain()
+        c, d = self.settings, self.decode_since_prefill
+        is_any = d != 0 and d % c.prefill_interval_any == 0
+        return {
+            "point": 1 if is_any else 2 if d % c.prefill_interval_all == 0 else 0,
+            "want": wants_prefill(self),
+            "has_running": bool(self.running),
+            "has_unfinished": self.unfinished > 0,
+            "burst_reached": 0 < c.max_prefill_burst <= self.prefill_burst,
+            "in_flight": self.launched - self.committed,
+        }
+
+    def schedule_local(self) -> Outputs:
+        """The step of an engine with one rank: prefill at its points and when nothing runs, else decode."""
+        p = self.probe()
+        is_due = p["point"] != 0 or not p["has_running"]
+        if p["want"] and is_due and not (p["burst_reached"] and p["has_running"]):
+            out = self.schedule(TRY_PREFILL)
+            if out.num_reqs:
+                return out
+        return self.schedule(DECODE)
+
+    def schedule(self, mode: int) -> Outputs:
+        depth = self.settings.depth
+        if self.launched - self.committed >= depth:
+            raise Refused("order", f"step {self.committed + 1} must be committed first")
+        if self.launched - self.done > depth:
+            raise Refused("order", f"step {self.done + 1} must be done first")
+        self.drain()
+        drop_too_long(self)
+        step = Step(self.launched + 1, KIND_DECODE if mode == DECODE else KIND_PREFILL)
+        out = StepWriter(self, step)
+        if mode == TRY_PREFILL:
+            prefill_pass(self, step, out)
+        elif mode == DECODE:
+            decode_pass(self, step, out)
+        if step.rows or mode != TRY_PREFILL:
+            out.sweep()
+        self.count_step(step, mode)
+        if step.rows:
+            self.launched += 1
+            self.open.append(step)
+        return out.publish()
+
+    def count_step(self, step: Step, mode: int) -> None:
+        if mode == EMPTY_PREFILL or (step.kind == KIND_PREFILL and step.rows):
+            self.decode_since_prefill = 0
+            self.prefill_burst += 1
+        if not step.rows:
+            return
+        name = "prefill" if step.kind == KIND_PREFILL else "decode"
+        self.count[f"steps_{name}"] += 1
+        self.count[f"tokens_{name}"] += step.tokens
+        if step.kind == KIND_DECODE:
+            self.decode_since_prefill += 1
+            self.prefill_burst = 0
+            self.count["tokens_drafted"] += step.tokens - len(step.rows)
+
+    def commit(self, step_id: int, sampled, accepted=None, ok=None, has_drafts: bool = False) -> list[Event]:
+        """``sampled[i]``, ``accepted[i]`` (draft ids) and ``ok[i]`` of row i. Rows that make no token ignore theirs."""
+        if step_id != self.committed + 1 or step_id > self.launched:
+            raise Refused("order", f"step {step_id}, the next is {self.committed + 1}")
+        self.drain()
+        step = self.open.popleft()
+        events: list[Event] = []
+        overrun = self.count["overrun_rows"]
+        for i, r in enumerate(step.rows):
+            tokens = [*(accepted[i] if accepted else ()), sampled[i]]
+            commit_row(self, step, r, tokens, ok is None or ok[i], has_drafts, events)
+        self.count["overrun_steps"] += self.count["overrun_rows"] > overrun
+        self.committed = step_id
+        self.flush(events)
+        return events
+
+    def flush(self, events: list[Event]) -> None:
+        """Ends that belong to no row go behind the rows, as many as a batch holds."""
+        while self.waiting_events and len(events) < self.settings.event_capacity:
+            s = self.waiting_events.popleft()
+            events.append(Event(s.uid, FINISH, LAST, -1, s.final_output, s.prompt_len, s.reason))
+
+    def poll_events(self) -> list[Event]:
+        self.drain()
+        events: list[Event] = []
+        self.flush(events)
+        return events
+
+    def step_done(self, step_id: int) -> None:
+        if step_id > self.launched:
+            raise Refused("order", f"step {step_id} is not launched")
+        if step_id > self.done:
+            self.done = step_id
+            for pool in (self.main, self.swa, self.state, self.draft, self.rows):
+                pool.complete(step_id)

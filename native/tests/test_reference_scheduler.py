@@ -1,0 +1,102 @@
+"""The C core decides what the reference scheduler decides: every field of every record, after every random command."""
+
+import random
+
+import pytest
+from native_driver import VOCAB, small_config
+from paired import Pair
+
+CASES = {
+    "depth1": {"num_blocks": 16},
+    "depth2": {"num_blocks": 16, "depth": 2},
+    "depth2_large": {"num_blocks": 200, "depth": 2, "max_chunk": 6},
+    "depth2_drafts": {"num_blocks": 24, "depth": 2, "num_draft": 2},
+    "depth1_drafts_chunks": {"num_blocks": 24, "num_draft": 3, "max_chunk": 5},
+    "stream_ordered": {"num_blocks": 16, "depth": 2, "stream_ordered_reuse": True},
+    "stop_preempted": {"num_blocks": 20, "depth": 2, "stop_preempted": True},
+    "by_length": {"num_blocks": 16, "depth": 2, "row_order": "length_desc"},
+    "one_block": {"num_blocks": 2, "max_num_seqs": 1, "num_swa_slots": 2, "num_state_slots": 2},
+    "one_block_drafts": {"num_blocks": 2, "block_size": 8, "num_draft": 3, "max_num_seqs": 1, "depth": 2},
+    "blocks_of_one_token": {"block_size": 1, "num_blocks": 30, "ratios_sparse": (1,), "ratios_dense": (1,), "depth": 2},
+    "chunks_of_one": {"num_blocks": 12, "max_chunk": 1, "max_model_len": 20},
+    "few_slots": {"num_blocks": 14, "num_swa_slots": 2, "num_state_slots": 3, "num_draft": 1, "depth": 2},
+    "low_watermark": {"num_blocks": 14, "prefill_watermark": 0.01, "max_prefill_burst": 1},
+    "no_chunks": {"num_blocks": 20, "chunked_prefill": False, "max_model_len": 20},
+    "model_of_one": {"max_model_len": 1, "num_blocks": 4, "depth": 2},
+    "zero_swa": {"num_blocks": 40, "zero_swa_on_alloc": True, "prefill_sum_k_limit": 100},
+    "no_pools": {"num_blocks": 20, "num_swa_slots": 0, "num_state_slots": 0, "window": 0, "depth": 2},
+}
+COMMANDS = {"submit": 4, "schedule": 12, "commit": 11, "done": 11, "abort": 0.5, "finish": 0.5, "poll": 1, "probe": 1}
+
+
+class Storm:
+    """Seeded random commands on a `Pair`, in any order, those that must be refused included."""
+
+    def __init__(self, seed, watch=None, **changes):
+        print("seed", seed, changes)
+        self.rng = random.Random(seed)
+        self.pair = Pair(small_config(**changes), watch)
+
+    def submit(self):
+        r = self.rng
+        if self.pair.model.unfinished > 12:
+            return
+        self.pair.submit(
+            [r.randrange(VOCAB) for _ in range(r.choice([1, 3, 4, 5, 17, 40]))],
+            max_tokens=r.choice([1, 2, 20, 40]),
+            min_tokens=r.choice([0, 0, 0, 3]),
+            stop=range(8) if r.random() < 0.2 else (),
+            priority=r.choice([0, 0, 0, -1, 2]),
+        )
+
+    def schedule(self):
+        self.pair.schedule(self.rng.choice([None, None, 0, 1, 2]))
+
+    def commit(self):
+        wrong = self.pair.model.committed + self.rng.choice([0, 2, 3])
+        self.pair.commit(self.rng, wrong if self.rng.random() < 0.05 else None, bad_rows=0.02)
+
+    def done(self):
+        m, r = self.pair.model, self.rng
+        # A device may be done with a step whose results were not read yet, and a report may skip steps.
+        newest = m.launched if r.random() < 0.2 else m.committed
+        if r.random() < 0.03:
+            newest = m.launched + 1
+        self.pair.step_done(r.randint(min(m.done, newest), newest))
+
+    def uid(self):
+        m = self.pair.model
+        live = list(m.requests)
+        return self.rng.choice(live) if live and self.rng.random() < 0.8 else self.rng.randint(0, m.next_uid + 1)
+
+    def abort(self):
+        self.pair.abort([self.uid() for _ in range(self.rng.choice([0, 1, 1, 3]))])
+
+    def finish(self):
+        uid = self.uid()
+        s = self.pair.model.requests.get(uid)
+        self.pair.finish(uid, self.rng.randint(0, (s.n_output if s else 0) + (self.rng.random() < 0.1)))
+
+    def poll(self):
+        self.pair.poll()
+
+    def probe(self):
+        self.pair.probe()
+
+    def run(self, commands):
+        for _ in range(commands):
+            getattr(self, self.rng.choices(list(COMMANDS), list(COMMANDS.values()))[0])()
+        self.pair.drain(self.rng)
+        return self.pair
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_core_equals_the_reference_after_every_command(case):
+    Storm(1, **CASES[case]).run(400)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("seed", range(2, 10))
+def test_core_equals_the_reference_for_long(case, seed):
+    Storm(seed, **CASES[case]).run(5000)
