@@ -51,6 +51,10 @@ typedef struct di_config {
     int32_t zero_swa_on_alloc;      /* 0 or 1 */
     double prefill_watermark;       /* (0, 1] */
     const int32_t *ngram_table;     /* [ngram_table_size] compressed id of a token id; negative = image sentinel */
+    int64_t target_itl_ns;          /* with a cost model: time between two decode steps, 0 = no bound */
+    int64_t prefill_step_ns;        /* with a cost model: time of a prefill step while nothing decodes, 0 = no bound */
+    int32_t cost_feedback;          /* 1: di_observe_step corrects the cost model */
+    int32_t verify_lengths;         /* rows of a decode request: 0 fixed at K + 1, 1 by confidence (7) */
 } di_config;
 
 /* Values that follow from a configuration. */
@@ -141,6 +145,7 @@ typedef struct di_stats_out {
     uint64_t done;
     int32_t event_arenas;
     int32_t poisoned;               /* 1 after DI_E_INTERNAL */
+    uint64_t budget_overruns;       /* prefill steps whose smallest chunk was above the time budget */
 } di_stats_out;
 
 /* Where a batch lies: one block of memory that starts with seq_uid holds all of its arrays but the alternatives. */
@@ -151,6 +156,39 @@ typedef struct di_event_info {
     void *data;
     uint64_t bytes;
 } di_event_info;
+
+/* Predicted time of a step (spec/engine.md 2.8): integers throughout, times in ns with DI_COST_FRACTION = 20 bits of
+ * fraction, so that every host computes the same. The query at position p reads min(floor((p + 1) / ratio), cap) keys;
+ * with block > 1 it reads whole blocks of that many keys and cap counts blocks. */
+typedef struct di_cost_kind {
+    int64_t pair;                   /* of one (query, key) pair, 0 .. 2**40 */
+    int32_t ratio;                  /* positions of one key, 1 .. 65536 */
+    int32_t cap;                    /* 0 = none */
+    int32_t shift;                  /* 1: positions count from the row's valid_start (sliding window) */
+    int32_t block;                  /* 1 .. 65536 */
+} di_cost_kind;
+
+typedef struct di_cost_model {
+    uint32_t struct_size;
+    int32_t num_kinds;              /* 0 .. 8 */
+    int32_t keep;                   /* rows of a prompt that the decoder half runs (3.7), 0 = all */
+    int32_t pad_keep;
+    int64_t base;                   /* of a step, 0 .. 2**50 */
+    int64_t seq;                    /* of a request, 0 .. 2**50 */
+    int64_t row;                    /* of a query token, 0 .. 2**40 */
+    int64_t kept;                   /* of a row of the decoder half, 0 .. 2**40 */
+    int64_t logit;                  /* of a row that gets logits, 0 .. 2**40 */
+    di_cost_kind kind[8];
+} di_cost_model;
+
+/* One request of a step, as far as its cost goes. */
+typedef struct di_cost_row {
+    int32_t start;                  /* first position */
+    int32_t q;                      /* positions, >= 1 */
+    int32_t full_len;               /* tokens of the prompt; start + q in decode */
+    int32_t valid_start;            /* first position with valid sliding-window history */
+    int32_t logit_rows;             /* 1 in prefill, q in decode */
+} di_cost_row;
 
 /* Version of the distribution that this library was built from. */
 const char *di_version(void);
@@ -199,3 +237,15 @@ int di_stats(di_core *core, di_stats_out *out);
 int di_audit(di_core *core, di_error *error);
 /* Walk every structure and compare it with every other. O(everything). */
 int di_core_check(di_core *core, di_error *error);
+
+/* Time of a step of n rows, in ns, rounded down; INT64_MAX where it does not fit. */
+int di_cost_predict(const di_cost_model *model, const di_cost_row *rows, int n, int64_t *ns);
+/* Largest chunk of next, at most next->q, with which the step stays within budget_ns. If not even min_chunk does: 0
+ * when the step has rows, else min_chunk, since progress beats the budget. */
+int di_cost_chunk(const di_cost_model *model, const di_cost_row *rows, int n, const di_cost_row *next,
+                  int64_t budget_ns, int32_t min_chunk, int32_t *q);
+/* From the next schedule call on. The models are copied; prefill and decode steps have their own. */
+int di_set_cost_model(di_core *core, const di_cost_model *prefill, const di_cost_model *decode);
+/* How long a step took. Corrects the predictions of its kind if the configuration says so. DI_E_ORDER for a step that
+ * is not committed, or not among the depth + 1 newest. */
+int di_observe_step(di_core *core, uint64_t step, int64_t measured_ns);

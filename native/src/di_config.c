@@ -6,6 +6,7 @@
 #include "di_limbo.h"
 
 enum { MAX_SEQS = 65535, TABLE_ALIGN = 64, MAX_NGRAM = 16 };
+static const int64_t MAX_TIME_NS = (int64_t)1 << 50;
 
 static int outside(const char *field, int64_t value, const char *bound)
 {
@@ -55,6 +56,10 @@ static int check_ranges(const di_config *k)
     REQUIRE(stream_ordered_reuse, k->stream_ordered_reuse == 0 || k->stream_ordered_reuse == 1, "0 or 1");
     REQUIRE(row_order, k->row_order == 0 || k->row_order == 1, "0 (stable) or 1 (length_desc)");
     REQUIRE(zero_swa_on_alloc, k->zero_swa_on_alloc == 0 || k->zero_swa_on_alloc == 1, "0 or 1");
+    REQUIRE(target_itl_ns, k->target_itl_ns >= 0 && k->target_itl_ns <= MAX_TIME_NS, "0 .. 2**50");
+    REQUIRE(prefill_step_ns, k->prefill_step_ns >= 0 && k->prefill_step_ns <= MAX_TIME_NS, "0 .. 2**50");
+    REQUIRE(cost_feedback, k->cost_feedback == 0 || k->cost_feedback == 1, "0 or 1");
+    REQUIRE(verify_lengths, k->verify_lengths == 0, "0 (fixed)");
     if (!(k->prefill_watermark > 0 && k->prefill_watermark <= 1))
         return di_fail(DI_E_CONFIG, "", "prefill_watermark", "is %g, the bound is (0, 1]", k->prefill_watermark);
     return 0;

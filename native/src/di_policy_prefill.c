@@ -41,11 +41,12 @@ int di_policy_drop_too_long(di_core *c)
 }
 
 /* Largest chunk of s that the step takes now; 0 = none (rules 6 to 9). */
-static int32_t chunk_of(const di_core *c, const di_seq *s, int32_t room)
+static int32_t chunk_of(di_core *c, const di_step *step, const di_seq *s, int32_t room)
 {
     int32_t rest = s->len - s->cached;
     int32_t q = rest < room ? rest : room;
     if (q > c->dim.max_chunk) q = c->dim.max_chunk;
+    q = di_cost_limit(c, step, s, q);
     if (q == rest) return q;
     if (!c->cfg.chunked_prefill || q < c->cfg.min_chunk) return 0;
     int32_t aligned = q - q % c->cfg.chunk_align;
@@ -96,6 +97,7 @@ static int start_running(di_core *c, di_seq *s)
 int di_policy_prefill(di_core *c, di_step *step, di_outputs *o)
 {
     int32_t reserve = di_policy_reserve(c);
+    di_cost_begin(c);
     /* Of the step's start: what this step admits does not count against it (2.2). */
     int may_admit = !is_above_watermark(c);
     int64_t sum_k = 0;
@@ -111,7 +113,7 @@ int di_policy_prefill(di_core *c, di_step *step, di_outputs *o)
         }
         if (is_first && (!may_admit || c->admitted >= c->cfg.max_num_seqs)) break;
         if (sum_k + s->len > c->dim.prefill_sum_k_limit) break;
-        int32_t q = chunk_of(c, s, c->cfg.max_num_batched_tokens - step->t);
+        int32_t q = chunk_of(c, step, s, c->cfg.max_num_batched_tokens - step->t);
         if (q == 0) {
             if (step->n == 0)
                 return di_fail(DI_E_INTERNAL, "", "prefill",

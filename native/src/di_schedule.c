@@ -212,6 +212,7 @@ static int run_pass(di_core *c, int mode, di_scheduler_outputs *out)
     /* An attempt that finds nothing is followed by a decode call: that one reports. */
     if (step->n > 0 || mode != DI_MODE_TRY_PREFILL) sweep(c, o);
     publish(step, o, out);
+    di_cost_publish(c, step, out);
     count_step(c, step, mode);
     if (step->n == 0) {
         /* Not a step: its arrays change place with a spare set, so that the next step does not overwrite them. */

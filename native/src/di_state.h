@@ -11,6 +11,7 @@
 
 #include "di_arena.h"
 #include "di_command.h"
+#include "di_cost.h"
 #include "di_error.h"
 #include "di_events.h"
 #include "di_pool.h"
@@ -107,6 +108,7 @@ struct di_core {
     di_seq *sweep_head, *sweep_tail;      /* ended, not reported by schedule */
     di_events events;
     di_counters count;
+    di_cost cost;             /* time budget of prefill steps */
 };
 
 /* Take the gate. 0, or DI_E_BUSY, or DI_E_INTERNAL when the core is poisoned. */

@@ -26,7 +26,7 @@ int di_stats(di_core *c, di_stats_out *out)
         .aborts = c->count.aborts, .overrun_rows = c->count.overrun_rows, .overrun_steps = c->count.overrun_steps,
         .stale_rows = c->count.stale_rows, .event_ring_grown = c->events.grown, .last_step = c->launched,
         .committed = c->committed, .done = c->done, .event_arenas = c->events.n_arenas,
-        .poisoned = atomic_load(&c->poisoned),
+        .poisoned = atomic_load(&c->poisoned), .budget_overruns = c->cost.overruns,
     };
     memcpy(out->finished, c->count.finished, sizeof out->finished);
     pthread_mutex_lock(&c->clients.lock);

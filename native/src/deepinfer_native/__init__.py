@@ -6,14 +6,18 @@ Importing it loads the compiled library and refuses one that was built from othe
 from deepinfer_contracts import StepMode
 from deepinfer_native.config import CoreConfig
 from deepinfer_native.core import Core
+from deepinfer_native.cost import AttentionKind, CostModel, CostRow
 from deepinfer_native.errors import NativeError, StaleBatchError
 from deepinfer_native.events import EventView
 from deepinfer_native.stats import CoreStats, PoolStats
 
 __all__ = [
+    "AttentionKind",
     "Core",
     "CoreConfig",
     "CoreStats",
+    "CostModel",
+    "CostRow",
     "EventView",
     "NativeError",
     "PoolStats",

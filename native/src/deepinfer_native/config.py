@@ -42,6 +42,8 @@ class CoreConfig:
     ``num_state_slots`` slots with the null slot, 0 = the pool is off; ``max_chunk``, ``prefill_sum_k_limit`` and
     ``swa_ring`` tokens, 0 = derived; ``prefill_interval_*`` decode steps; ``ngram_table`` int32 ``[size]``, compressed
     id of each token id, negative for an image sentinel; ``ngram_pad`` a compressed id.
+    ``target_itl_ns`` and ``prefill_step_ns`` nanoseconds, used once `Core.set_cost_model` was called (2.8): the time
+    between two decode steps, and of a prefill step while nothing decodes; 0 = no bound.
     """
 
     num_blocks: int
@@ -78,6 +80,9 @@ class CoreConfig:
     stream_ordered_reuse: bool = False
     row_order: Literal["stable", "length_desc"] = "stable"
     zero_swa_on_alloc: bool = False
+    target_itl_ns: int = 0
+    prefill_step_ns: int = 0
+    cost_feedback: bool = False
 
     def __attrs_post_init__(self) -> None:
         from deepinfer_native.config_rules import check_config  # a cycle otherwise: the rules are written on this class

@@ -35,6 +35,8 @@ RANGES: tuple[tuple[str, int, int], ...] = (
     ("backtrack", 1, 1 << 28),
     ("ngram", 0, 16),
     ("ngram_pad", 0, MAX_INT - 1),
+    ("target_itl_ns", 0, 1 << 50),
+    ("prefill_step_ns", 0, 1 << 50),
 )
 
 
@@ -73,7 +75,7 @@ def _check_choices(c: CoreConfig) -> None:
     ):
         if getattr(c, name) not in choices:
             raise _outside(name, getattr(c, name), "one of " + ", ".join(choices))
-    for name in ("chunked_prefill", "stop_preempted", "stream_ordered_reuse", "zero_swa_on_alloc"):
+    for name in ("chunked_prefill", "stop_preempted", "stream_ordered_reuse", "zero_swa_on_alloc", "cost_feedback"):
         if getattr(c, name) not in (False, True):
             raise _outside(name, getattr(c, name), "0 or 1")
 

@@ -20,6 +20,8 @@ from deepinfer_contracts import (
     StepMode,
 )
 from deepinfer_native.config import INPUTS, CoreConfig, to_c
+from deepinfer_native.cost import CostModel
+from deepinfer_native.cost import to_c as cost_to_c
 from deepinfer_native.errors import ArgumentError, BusyError, StaleHandleError
 from deepinfer_native.events import Arena, EventView
 from deepinfer_native.library import call, check, ffi, lib
@@ -245,6 +247,24 @@ class Core:
         The terminal event comes with the next commit or `poll_events`. Raises NotFoundError if it is not live.
         """
         call(lib.di_finish, self._core, uid, reason, n_output)
+
+    # --- time --------------------------------------------------------------------------------------------------
+
+    def set_cost_model(self, model: CostModel, *, decode: CostModel | None = None) -> None:
+        """Predict the time of steps from now on (``predicted_ns``), and cut prompts by the time budget of the config.
+
+        ``model``: prefill steps, and decode steps too unless ``decode`` is given (``spec/engine.md`` 2.8). Corrections
+        of `observe_step` start again. Raises ArgumentError naming the coefficient.
+        """
+        prefill = cost_to_c(model)
+        call(lib.di_set_cost_model, self._core, prefill, prefill if decode is None else cost_to_c(decode))
+
+    def observe_step(self, step_id: int, measured_ns: int) -> None:
+        """How long a committed step took. With ``cost_feedback`` it corrects the predictions of its kind by at most 2.
+
+        Raises OrderError for a step that is not committed, or not among the ``depth + 1`` newest.
+        """
+        call(lib.di_observe_step, self._core, step_id, measured_ns)
 
     # --- looking inside ----------------------------------------------------------------------------------------
 

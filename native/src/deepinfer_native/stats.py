@@ -53,6 +53,7 @@ class CoreStats:
     done: int
     event_arenas: int
     poisoned: bool
+    budget_overruns: int
     finished: dict[FinishReason, int]
 
 
