@@ -6,6 +6,8 @@ import numpy as np
 from native_driver import require
 from reference import Refused, Scheduler, Settings
 from reference.commit import wants_token
+from reference.invariants import CHECKS
+from reference.observer import Observer
 from reference.records import KIND_DECODE, Event, Outputs
 
 from deepinfer_contracts import FinishReason, SamplerOutput, StepMode
@@ -14,16 +16,53 @@ from deepinfer_native.errors import ArgumentError, NativeError, NotFoundError, O
 
 ERRORS = {"order": OrderError, "not_found": NotFoundError, "argument": ArgumentError}
 SCALARS = ("step_id", "kind", "flags", "num_reqs", "num_decode_reqs", "num_batched_tokens", "sum_qk", "min_k", "max_k")
-ARRAYS = (
-    "seq_uid generation row_slot seqlens_q seqlens_k cached inflight full_len is_last_chunk remap state_slot swa_slot "
-    "draft_read_slot draft_write_slot swa_valid_start bt_offsets bt_ids bt_delta zero_slots clone_slots clone_blocks "
-    "finished_uid finished_reason ignored_uid ignored_reason held_uid preempted_uid hit_tokens replayed_tokens"
-).split()
-EVENT = "seq_uid kind flags token_id output_index prompt_len finish_reason drafted accepted".split()
-COUNTED = (
-    "steps_prefill steps_decode tokens_prefill tokens_decode tokens_drafted tokens_accepted tokens_output holds "
-    "preemptions aborts overrun_rows overrun_steps stale_rows"
-).split()
+ARRAYS = [
+    "seq_uid",
+    "generation",
+    "row_slot",
+    "seqlens_q",
+    "seqlens_k",
+    "cached",
+    "inflight",
+    "full_len",
+    "is_last_chunk",
+    "remap",
+    "state_slot",
+    "swa_slot",
+    "draft_read_slot",
+    "draft_write_slot",
+    "swa_valid_start",
+    "bt_offsets",
+    "bt_ids",
+    "bt_delta",
+    "zero_slots",
+    "clone_slots",
+    "clone_blocks",
+    "finished_uid",
+    "finished_reason",
+    "ignored_uid",
+    "ignored_reason",
+    "held_uid",
+    "preempted_uid",
+    "hit_tokens",
+    "replayed_tokens",
+]
+EVENT = ["seq_uid", "kind", "flags", "token_id", "output_index", "prompt_len", "finish_reason", "drafted", "accepted"]
+COUNTED = [
+    "steps_prefill",
+    "steps_decode",
+    "tokens_prefill",
+    "tokens_decode",
+    "tokens_drafted",
+    "tokens_accepted",
+    "tokens_output",
+    "holds",
+    "preemptions",
+    "aborts",
+    "overrun_rows",
+    "overrun_steps",
+    "stale_rows",
+]
 POOLS = ("main", "swa", "state", "draft")
 
 
@@ -62,13 +101,13 @@ def compare_stats(stats, m: Scheduler) -> None:
 
 
 class Pair:
-    """Commands go to both; ``watch`` (an `Observer` of the invariants) sees the reference after each."""
+    """Commands go to both; with ``watch`` every invariant is evaluated after each."""
 
-    def __init__(self, config, watch=None):
+    def __init__(self, config, watch=True):
         self.config = config
         self.core = Core(config)
         self.model = Scheduler(Settings.of(config))
-        self.watch = watch and watch(self.model)
+        self.watch = Observer(self.model, CHECKS) if watch else None
         self.commands = 0
 
     def after(self, command: str, outputs=None, events=None) -> None:
@@ -78,9 +117,14 @@ class Pair:
         if self.watch:
             self.watch.after(command, outputs, events)
 
-    def both(self, command: str, ours, theirs):
+    def start(self, command: str, mode=None) -> None:
+        if self.watch:
+            self.watch.start(command, mode)
+
+    def both(self, command: str, ours, theirs, mode=None):
         """Run a call on both; a refusal must be the same on both, and change nothing. Returns both results or None."""
         # Queued commands may be carried out by a call that is then refused: what they change is not its change.
+        self.start(command, mode)
         before = None if self.model.commands else self.core.stats()
         try:
             expected = theirs()
@@ -98,6 +142,7 @@ class Pair:
             raise AssertionError(f"{command} was refused: {error}") from error
 
     def submit(self, prompt, *, max_tokens, min_tokens=0, stop=(), priority=0) -> int:
+        self.start("submit")
         values = {"max_tokens": max_tokens, "min_tokens": min_tokens, "priority": priority}
         uid = self.core.submit(prompt, eos_ids=stop, **values)
         require(uid == self.model.submit(prompt, stop=stop, **values), "uid", uid)
@@ -105,6 +150,7 @@ class Pair:
         return uid
 
     def abort(self, uids) -> list[int]:
+        self.start("abort")
         status = [int(s) for s in self.core.abort(uids)]
         require(status == self.model.abort(uids), "abort", uids, status)
         self.after("abort")
@@ -126,6 +172,7 @@ class Pair:
             "schedule",
             lambda: self.core.schedule_local() if mode is None else self.core.schedule(StepMode(mode)),
             lambda: self.model.schedule_local() if mode is None else self.model.schedule(mode),
+            mode,
         )
         if not done:
             return None
@@ -188,11 +235,13 @@ class Pair:
         self.after("step_done")
 
     def poll(self) -> None:
+        self.start("poll")
         batch, events = self.core.poll_events(), self.model.poll_events()
         compare_events(batch, events)
         self.after("poll", events=events)
 
     def probe(self) -> None:
+        self.start("probe")
         p, expected = self.core.probe(), self.model.probe()
         for name, value in expected.items():
             require(getattr(p, name) == value, "probe", name, getattr(p, name), value)

@@ -32,7 +32,7 @@ COMMANDS = {"submit": 4, "schedule": 12, "commit": 11, "done": 11, "abort": 0.5,
 class Storm:
     """Seeded random commands on a `Pair`, in any order, those that must be refused included."""
 
-    def __init__(self, seed, watch=None, **changes):
+    def __init__(self, seed, watch=True, **changes):
         print("seed", seed, changes)
         self.rng = random.Random(seed)
         self.pair = Pair(small_config(**changes), watch)

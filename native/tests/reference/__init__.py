@@ -1,4 +1,4 @@
-"""A reference scheduler in plain Python: the decisions of ``spec/engine.md`` 1 to 5, written for reading, not for speed.
+"""A reference scheduler in plain Python: the decisions of ``spec/engine.md`` 1 to 5, written for reading.
 
 It shares no code with the C core, and needs nothing but the standard library. The comparison tests give both the same
 commands and compare every field that the core publishes; the benchmarks time it as the plain-Python peer.

@@ -63,7 +63,7 @@ def relieve(m, candidates: list[Request], out) -> None:
 
 
 def grow_or_hold(m, candidates: list[Request], out) -> None:
-    """Blocks go to those that were held, then in row order; who gets none is held, or preempted if held for too long."""
+    """Blocks go to those that were held, then in row order; who gets none is held, or preempted after `depth` holds."""
     by_claim = [s for s in candidates if s.holds] + [s for s in candidates if not s.holds]
     for s in by_claim:
         n = growth(m, s)

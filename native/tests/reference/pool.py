@@ -1,4 +1,4 @@
-"""One pool of units (``spec/engine.md`` 3.2, 4.2): a FIFO of free ids, and a limbo of those that a step may still use."""
+"""One pool of units (``spec/engine.md`` 3.2, 4.2): a FIFO of free ids, and a limbo of units a step may still use."""
 
 from __future__ import annotations
 

@@ -1,0 +1,131 @@
+"""Hypothesis drives the core and the reference scheduler with the same commands and shrinks what makes them differ.
+
+After every command the records are equal field by field, the core's structures agree with each other
+(`Core.check`), and the invariants of ``reference/invariants.py`` hold. The seed is printed; ``DEEPINFER_SEED`` sets it.
+"""
+
+import os
+import random
+
+import pytest
+from hypothesis import HealthCheck, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from native_driver import VOCAB, small_config
+from paired import Pair
+
+SEED = int(os.environ.get("DEEPINFER_SEED", "20251129"))
+SIZES = {
+    "tight": {"num_blocks": 14},
+    "drafts": {"num_blocks": 20, "num_draft": 2, "max_chunk": 5},
+    "odd": {"num_blocks": 12, "max_num_seqs": 3, "num_state_slots": 3, "max_chunk": 6, "row_order": "length_desc"},
+    "stop": {"num_blocks": 16, "stop_preempted": True, "max_prefill_burst": 2, "prefill_watermark": 0.6},
+}
+
+
+def machine_for(depth: int, is_stream_ordered: bool):
+    class Machine(RuleBasedStateMachine):
+        @initialize(size=st.sampled_from(sorted(SIZES)), rng_seed=st.integers(0, 2**32 - 1))
+        def create(self, size, rng_seed):
+            self.rng = random.Random(rng_seed)
+            config = small_config(depth=depth, stream_ordered_reuse=is_stream_ordered, **SIZES[size])
+            self.pair = Pair(config)
+
+        @property
+        def m(self):
+            return self.pair.model
+
+        @precondition(lambda self: self.m.unfinished < 12)
+        @rule(
+            length=st.sampled_from([1, 3, 4, 5, 8, 17, 40, 97]),
+            max_tokens=st.sampled_from([1, 2, 3, 20, 60]),
+            min_tokens=st.sampled_from([0, 0, 4]),
+            stops=st.sampled_from([0, 0, 6, 30]),
+            priority=st.sampled_from([0, 0, -1, 7]),
+        )
+        def submit(self, length, max_tokens, min_tokens, stops, priority):
+            prompt = [self.rng.randrange(VOCAB) for _ in range(length)]
+            self.pair.submit(prompt, max_tokens=max_tokens, min_tokens=min_tokens, stop=range(stops), priority=priority)
+
+        @rule(mode=st.sampled_from([None, None, None, 0, 1, 2]))
+        def schedule(self, mode):
+            self.pair.schedule(mode)
+
+        @rule(is_done=st.booleans())
+        def engine_step(self, is_done):
+            """What an engine does: one step ahead, the one before committed."""
+            self.pair.schedule()
+            while len(self.m.open) >= depth:
+                self.pair.commit(self.rng)
+                if is_done:
+                    self.pair.step_done(self.m.committed)
+
+        @precondition(lambda self: self.m.open)
+        @rule(bad_rows=st.sampled_from([0.0, 0.0, 0.2]))
+        def commit(self, bad_rows):
+            self.pair.commit(self.rng, bad_rows=bad_rows)
+
+        @rule(ahead=st.integers(-1, 2))
+        def commit_in_wrong_order(self, ahead):
+            if ahead != 0 or not self.m.open:
+                self.pair.commit(self.rng, self.m.committed + 1 + ahead)
+
+        @rule(share=st.floats(0, 1))
+        def complete_a_prefix(self, share):
+            m = self.m
+            self.pair.step_done(m.done + round(share * (m.launched - m.done)))
+
+        @rule(which=st.integers(0, 40), count=st.sampled_from([1, 1, 2, 5]))
+        def abort(self, which, count):
+            live = sorted(self.m.requests) or [0]
+            self.pair.abort([live[(which + i) % len(live)] + (which == 40) for i in range(count)])
+
+        @rule(which=st.integers(0, 40), keep=st.integers(0, 9))
+        def finish(self, which, keep):
+            live = sorted(self.m.requests) or [1]
+            uid = live[which % len(live)]
+            n_output = self.m.requests[uid].n_output if uid in self.m.requests else 0
+            self.pair.finish(uid, min(keep, n_output + 1))
+
+        @rule()
+        def poll(self):
+            self.pair.poll()
+
+        @rule()
+        def probe(self):
+            self.pair.probe()
+
+        def teardown(self):
+            if hasattr(self, "pair"):
+                self.pair.drain(self.rng)
+
+    return Machine
+
+
+def run_machine(depth, is_stream_ordered, examples, steps):
+    print("seed", SEED)
+    machine = seed(SEED)(machine_for(depth, is_stream_ordered))
+    profile = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        print_blob=True,
+    )
+    run_state_machine_as_test(machine, settings=profile)
+
+
+MODES = [(1, False), (1, True), (2, False), (2, True)]
+
+
+@pytest.mark.parametrize(("depth", "is_stream_ordered"), MODES)
+def test_random_commands_of_hypothesis_keep_core_and_reference_equal(depth, is_stream_ordered):
+    run_machine(depth, is_stream_ordered, examples=20, steps=40)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("depth", "is_stream_ordered"), MODES)
+def test_many_random_commands_of_hypothesis_keep_core_and_reference_equal(depth, is_stream_ordered):
+    run_machine(depth, is_stream_ordered, examples=250, steps=100)
