@@ -1,0 +1,63 @@
+"""The targets of ``spec/engine.md`` 11.3 beside what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Rows = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One target. ``measured`` None: no case of this run tells."""
+
+    what: str
+    unit: str
+    limit: float
+    measured: float | None
+
+    @property
+    def word(self) -> str:
+        if self.measured is None:
+            return "not run"
+        return "pass" if self.measured <= self.limit else "miss"
+
+
+def verdicts(rows: Rows) -> list[Verdict]:
+    """Every target; ``rows`` by case name."""
+    out = [Verdict("schedule + commit + emit, N = 1, K = 0", "us", 3.0, get(rows, "decode-1-k0", "core_us"))]
+    for k, limit in ((0, 0.06), (5, 0.10)):
+        for n in (256, 1024, 4096):
+            measured = get(rows, f"decode-{n}-k{k}", "core_us_a_seq")
+            out.append(Verdict(f"schedule + commit + emit, N = {n}, K = {k}", "us a sequence", limit, measured))
+    out.append(Verdict("variable lengths, N = 1024, in total", "us", 100.0, get(rows, "varlen-1024", "core_us")))
+    for n in (256, 1024, 4096):
+        measured = get(rows, f"decode-{n}-k0", "pack_us_a_seq")
+        out.append(Verdict(f"pack, N = {n}, K = 0", "us a sequence", 0.05, measured))
+    out.append(Verdict("pack at 128k / pack at 4k tokens of context", "ratio", 1.05, context_slope(rows)))
+    for k in (0, 5):
+        out.append(Verdict(f"growth exponent, N = 256 .. 4096, K = {k}", "", 1.1, growth_exponent(rows, k)))
+    for name in ("decode-1-k0", "decode-256-k0", "decode-1024-k0", "decode-4096-k0", "decode-256-k5"):
+        out.append(Verdict(f"p99 / p50, {name}", "", 2.0, get(rows, name, "p99_over_p50")))
+    return out
+
+
+def get(rows: Rows, name: str, key: str) -> float | None:
+    return rows[name][key] if name in rows else None
+
+
+def growth_exponent(rows: Rows, k: int) -> float | None:
+    """Slope of log(time) over log(N) of schedule + commit + emit."""
+    points = [(n, get(rows, f"decode-{n}-k{k}", "core_us")) for n in (256, 1024, 4096)]
+    if any(us is None for _, us in points):
+        return None
+    n, us = np.log(np.array(points, float)).T
+    return round(float(np.polyfit(n, us, 1)[0]), 3)
+
+
+def context_slope(rows: Rows) -> float | None:
+    short, long = (rows.get(f"context-{k}k") for k in (4, 128))
+    return round(long["us"]["pack"] / short["us"]["pack"], 3) if short and long else None

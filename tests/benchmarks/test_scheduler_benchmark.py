@@ -1,0 +1,54 @@
+"""The scheduler benchmark runs, at sizes that take seconds; what it measures is not looked at."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "benchmarks" / "scheduler.py"
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    """The result of one smoke run: (process, figures)."""
+    out = tmp_path_factory.mktemp("smoke") / "scheduler.json"
+    done = run("--smoke", "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    return done, json.loads(out.read_text(encoding="utf-8"))
+
+
+def test_smoke_runs_every_scenario_or_says_why_not(smoke):
+    done, figures = smoke
+    ran = {row["name"] for row in figures["cases"]}
+    listed = {line.split()[0] for line in run("--smoke", "--list").stdout.splitlines()}
+    assert ran | set(figures["not_run"]) == listed
+    assert {"decode-1-k0", "churn-256", "context-4k", "pressure-256", "storm-256", "inputs-common"} <= ran
+    for name, why in figures["not_run"].items():
+        assert f"{name:16} not run: {why}" in done.stdout
+
+
+def test_smoke_splits_each_step_by_phase(smoke):
+    _, figures = smoke
+    for row in figures["cases"]:
+        assert set(row["us"]) == {"schedule", "pack", "pack_sampler", "commit", "emit", "done"}
+        assert row["total_us"] > 0
+        assert row["tokens_a_step"] > 0
+
+
+def test_smoke_names_a_verdict_for_every_target(smoke):
+    done, figures = smoke
+    assert {t["verdict"] for t in figures["targets"]} <= {"pass", "miss", "not run"}
+    assert all(t["what"] in done.stdout for t in figures["targets"])
+
+
+def test_unknown_case_is_refused_by_name():
+    done = run("--only", "nonesuch")
+    assert done.returncode == 1
+    assert done.stderr == "scheduler.py: no case or group 'nonesuch'; --list shows them\n"
