@@ -110,6 +110,40 @@ def test_json_stream_gives_pieces_and_the_result(run: Run) -> None:
     assert set(pieces[0]) == {"index", "id", "delta", "token_ids"}
 
 
+@pytest.mark.parametrize("stream", ["--stream", "--no-stream"])
+def test_samples_are_printed_in_order_below_their_numbers(run: Run, stream: str) -> None:
+    status, out, _ = run("a", "-n", 2, *GREEDY, stream)
+    assert status == 0
+    assert out == b"==> 1.1 <==\n" + answer("a", 6) + b"\n\n==> 1.2 <==\n" + answer("a", 6) + b"\n"
+
+
+@pytest.mark.parametrize("stream", ["--stream", "--no-stream"])
+def test_json_line_lists_all_samples_and_pieces_name_theirs(run: Run, stream: str) -> None:
+    status, out, _ = run("--json", stream, "a", "b", "--num-samples", 3, "--max-tokens", 6, "--seed", 3)
+    assert status == 0
+    rows = records(out)
+    results = [row for row in rows if "outputs" in row]
+    assert [row["index"] for row in results] == [0, 1]
+    for row in results:
+        assert [sample["index"] for sample in row["outputs"]] == [0, 1, 2]
+        assert len({sample["seed"] for sample in row["outputs"]}) == 3
+        first = row["outputs"][0]
+        assert {key: row[key] for key in first if key != "index"} == {k: v for k, v in first.items() if k != "index"}
+        if stream == "--stream":
+            for sample in row["outputs"]:
+                own = [p for p in rows if "delta" in p and (p["index"], p["sample"]) == (row["index"], sample["index"])]
+                assert "".join(piece["delta"] for piece in own) == sample["text"]
+
+
+def test_line_has_its_own_number_of_samples(run: Run, tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"prompt": "a", "n": 3}\n{"prompt": "b"}\n{"prompt": "", "n": 2}\n')
+    status, out, err = run("--prompts-file", source, "--json", *GREEDY)
+    assert status == 1
+    assert [len(row.get("outputs", [0])) for row in records(out)] == [3, 1, 2]
+    assert err.count("E_PROMPT") == 1
+
+
 def test_bad_jsonl_lines_are_records_at_their_place_and_the_status_is_one(run: Run, tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"prompt": "a", "id": "x"}\n\n[1]\nnull\n{bad\n{"prompt": "b", "max_tokens": 2}\n')
@@ -231,7 +265,7 @@ def test_failed_prompt_in_text_form_keeps_its_place(run: Run) -> None:
             "deepinfer: E_PARAM: temperature is nan; allowed: a finite number >= 0 (0 means greedy)\n",
         ),
         (("a", "--regex", "x"), "deepinfer: E_UNSUPPORTED: --regex: this release does not have structured output\n"),
-        (("a", "--n", "2"), "deepinfer: E_UNSUPPORTED: --n: this release does not have several answers per prompt\n"),
+        (("a", "-n", "0"), "deepinfer: E_PARAM: n is 0; allowed: an integer from 1 to 128\n"),
         (("a", "--draft-tokens", "2"), "deepinfer: E_UNSUPPORTED: --draft-tokens: this release does not have"),
         (("a", "--ep", "2"), "deepinfer: E_UNSUPPORTED: ep=2 was asked for"),
         ((), "deepinfer: E_USAGE: no prompts were given"),

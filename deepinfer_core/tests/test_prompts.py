@@ -54,7 +54,7 @@ def test_line_with_token_ids() -> None:
         ('{"prompt": "a", "top_p": 7}', "E_PARAM"),
         ('{"prompt": "a", "temprature": 0}', "E_PARAM"),
         ('{"prompt": "a", "temperature": NaN}', "E_PARAM"),
-        ('{"prompt": "a", "n": 2}', "E_UNSUPPORTED"),
+        ('{"prompt": "a", "n": 0}', "E_PARAM"),
         ('{"prompt": "a", "logit_bias": {"1": 2}}', "E_UNSUPPORTED"),
         ('{"messages": []}', "E_UNSUPPORTED"),
         ('{"prompt": "a", "images": []}', "E_UNSUPPORTED"),

@@ -29,6 +29,7 @@ def request(index: int, text: bytes = b"", *, done: bool = True) -> Request:
         made.add(token)
     if done:
         made.finish("length", "max_tokens")
+        made.close()
     return made
 
 

@@ -58,6 +58,8 @@ from deepinfer_core.sampling_params import SamplingParams
         ("presence_penalty", 3),
         ("frequency_penalty", math.nan),
         ("n", 0),
+        ("n", 129),
+        ("n", 2.0),
     ],
 )
 def test_value_outside_its_range_is_refused_with_field_value_and_range(name: str, value: object) -> None:
@@ -73,7 +75,6 @@ def test_value_outside_its_range_is_refused_with_field_value_and_range(name: str
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("n", 2),
         ("repetition_penalty", 1.5),
         ("presence_penalty", 0.5),
         ("frequency_penalty", -2),
@@ -98,7 +99,7 @@ def test_absent_feature_is_refused_by_name_with_a_remedy(name: str, value: objec
 
 
 def test_off_values_of_absent_features_are_accepted() -> None:
-    SamplingParams(n=1, repetition_penalty=1, presence_penalty=0, frequency_penalty=0.0, logprobs=None, top_logprobs=0)
+    SamplingParams(repetition_penalty=1, presence_penalty=0, frequency_penalty=0.0, logprobs=None, top_logprobs=0)
 
 
 def test_limits_are_accepted() -> None:

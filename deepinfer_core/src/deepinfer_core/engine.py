@@ -19,6 +19,7 @@ from deepinfer_core.errors import DeepInferError, EngineError, InvalidParameter
 from deepinfer_core.interfaces import Backend, Caches, Model, Sampler, StepObserver
 from deepinfer_core.records import SchedulerOutputs, StepKind
 from deepinfer_core.requests import Request, too_long
+from deepinfer_core.samples import WaitingSamples
 from deepinfer_core.steps import Owners, PhaseTimes, StepFault, StepRunner
 from deepinfer_core.tokenizer import Tokenizer
 
@@ -53,36 +54,47 @@ class Engine:
         self._observers = list(observers)
         self._live: dict[int, Request] = {}
         self._emitter = Emitter(self._live, tokenizer, core.finish, self._explain_too_long)
+        self._waiting = WaitingSamples(self._start_sample, self._emitter.end)
         self._lock = threading.RLock()
         self._empty_steps = 0
         self._broken: DeepInferError | None = None
         self._closed = False
 
     def submit(self, request: Request) -> None:
-        """Queue a checked request.
+        """Queue a checked request; its other samples follow when its prompt is computed.
 
         Raises InvalidParameter, or EngineError after a fault that the engine cannot recover from.
         """
         with self._lock:
             self._require_usable()
-            params = request.params
-            try:
-                request.uid = self.core.submit(
-                    request.prompt_token_ids,
-                    max_tokens=params.max_tokens,
-                    eos_ids=() if params.ignore_eos else tuple(request.eos_ids),
-                    stop_ids=params.stop_token_ids,
-                    ignore_eos=params.ignore_eos,
-                    min_tokens=params.min_tokens,
-                    temperature=params.temperature,
-                    top_p=params.top_p,
-                    top_k=params.top_k,
-                    min_p=params.min_p,
-                    seed=request.seed or 0,
-                )
-            except ValueError as err:  # an argument that the core refuses; it is unchanged
-                raise InvalidParameter(str(err)) from err
-            self._live[request.uid] = request
+            self._submit(request)
+            self._waiting.add(request)
+
+    def _submit(self, request: Request) -> None:
+        params = request.params
+        try:
+            request.uid = self.core.submit(
+                request.prompt_token_ids,
+                max_tokens=params.max_tokens,
+                eos_ids=() if params.ignore_eos else tuple(request.eos_ids),
+                stop_ids=params.stop_token_ids,
+                ignore_eos=params.ignore_eos,
+                min_tokens=params.min_tokens,
+                temperature=params.temperature,
+                top_p=params.top_p,
+                top_k=params.top_k,
+                min_p=params.min_p,
+                seed=request.seed or 0,
+            )
+        except ValueError as err:  # an argument that the core refuses; it is unchanged
+            raise InvalidParameter(str(err)) from err
+        self._live[request.uid] = request
+
+    def _start_sample(self, first: Request, other: Request) -> None:
+        try:
+            self._submit(other)
+        except InvalidParameter as err:
+            self._emitter.end(other, "input", error=err)
 
     def step(self) -> bool:
         """Run one step; results go to the inboxes of their requests. False when nothing is left to do."""
@@ -100,10 +112,13 @@ class Engine:
     def abort(self, requests: Iterable[Request]) -> None:
         """End requests with reason ``abort``; those that have ended stay as they are."""
         with self._lock:
-            live = [r for r in requests if r.uid in self._live]
-            if not live or self._closed:
+            if self._closed:
                 return
-            self._drop(live, "abort")
+            requests = list(requests)
+            self._waiting.abort(requests)
+            live = [r for r in requests if r.uid in self._live]
+            if live:
+                self._drop(live, "abort")
 
     def close(self) -> None:
         """Abort what runs and give everything back. Idempotent."""
@@ -111,6 +126,7 @@ class Engine:
             if self._closed:
                 return
             self.abort(list(self._live.values()))
+            self._waiting.stop("abort", None)
             self._closed = True
             self._runner = None  # and with it the caches
             self.core.close()
@@ -125,8 +141,8 @@ class Engine:
 
     @property
     def num_live(self) -> int:
-        """Requests that were submitted and have not ended."""
-        return len(self._live)
+        """Requests that were submitted and have not ended, samples that wait for their prompt included."""
+        return len(self._live) + len(self._waiting)
 
     def _require_usable(self) -> None:
         if self._closed:
@@ -167,8 +183,12 @@ class Engine:
             self._abandon(step_id, uids, None)
             raise
         self.core.step_done(step_id)
+        if self._waiting:
+            self._waiting.prompts_done(_ended_prompts(outputs, uids))
         t2 = perf_counter_ns()
         self._emitter.emit(events, {uids[row]: status for row, status in bad.items()})
+        if self._waiting:
+            self._waiting.settle()
         t3 = perf_counter_ns()
         times.commit += t2 - t1
         times.emit += t3 - t2
@@ -186,6 +206,7 @@ class Engine:
     def _nothing_scheduled(self) -> None:
         before = len(self._live)
         self._emitter.emit(self.core.poll_events())
+        self._waiting.settle()
         if len(self._live) < before:
             self._empty_steps = 0
             return
@@ -210,6 +231,7 @@ class Engine:
         events = self.core.commit(step_id, StepRunner.nothing(len(uids)))
         self.core.step_done(step_id)
         self._emitter.emit(events)  # others may have ended in this step without running
+        self._waiting.settle()
 
     def _drop(self, requests: list[Request], reason: str, error: DeepInferError | None = None) -> None:
         """End ``requests`` here and in the core, between two steps."""
@@ -217,10 +239,12 @@ class Engine:
             self._emitter.end(request, reason, error=error)
         self.core.abort([r.uid for r in requests])
         self._emitter.emit(self.core.poll_events())
+        self._waiting.settle()
 
     def _break(self, error: DeepInferError) -> None:
         """The core cannot go on: every request ends, and no new one is taken."""
         self._broken = error
+        self._waiting.stop("engine", error)
         for request in list(self._live.values()):
             self._emitter.end(request, "engine", error=error)
 
@@ -238,6 +262,13 @@ class Engine:
             except Exception as err:  # an observer must not change the run; it is dropped, and that is said once
                 self._observers.remove(observer)
                 warnings.warn(f"W_OBSERVER: {type(observer).__name__} failed and is off: {err}", stacklevel=2)
+
+
+def _ended_prompts(outputs: SchedulerOutputs, uids: Sequence[int]) -> list[int]:
+    """The requests whose prompt ends in this step."""
+    if int(outputs.kind) != StepKind.PREFILL:
+        return []
+    return [uid for uid, is_last in zip(uids, outputs.is_last_chunk.tolist(), strict=True) if is_last]
 
 
 def _internal(err: Exception) -> EngineError:

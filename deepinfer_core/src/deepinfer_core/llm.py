@@ -76,6 +76,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """One result per prompt, in order, also for prompts that fail (their ``error`` is set).
 
+        A result has ``SamplingParams.n`` completions in ``outputs``.
+
         :param prompts: A string, a list of token ids, a mapping (``{"prompt": ..., "max_tokens": ...}``), or an
             iterable of these.
         :param sampling_params: For all prompts, or a list with one for each.
@@ -88,7 +90,8 @@ class LLM:
         done: dict[int, RequestOutput] = {}
         try:
             for request in run:
-                done[request.index] = request.output()
+                if not request.head.open_samples:
+                    done[request.index] = request.output()
         except BaseException as stopped:
             for request in run.stop():
                 done[request.index] = request.output()
@@ -104,7 +107,8 @@ class LLM:
     ) -> Stream:
         """An iterator of ``StreamChunk``: new text of any of the prompts, as it comes.
 
-        The last chunk of a prompt has its ``output``. ``cancel(index)`` ends one prompt, ``close()`` all of them.
+        A chunk belongs to one ``sample`` of its prompt. The last one of a prompt has its ``output``. ``cancel(index)``
+        ends one prompt, ``close()`` all of them.
         """
         return Stream(self.run(inputs_of(prompts, self._checked(sampling_params)), streaming=True))
 

@@ -8,8 +8,8 @@ from deepinfer_core.errors import DeepInferError
 
 
 @frozen
-class RequestOutput:
-    """The result of one prompt; a failed one has ``error`` set and keeps the text made so far.
+class Completion:
+    """One answer to a prompt; a failed one has ``error`` set and keeps the text made so far.
 
     ``finish_reason``: ``stop``, ``length``, ``abort``, ``too_long``, ``no_resource``, ``input`` or ``engine``.
     ``finish_detail``: ``eos``, ``stop_token``, ``stop_string``, ``max_tokens``, ``model_length``, ``nan_logits``, or
@@ -17,11 +17,7 @@ class RequestOutput:
     """
 
     index: int
-    """Position among the prompts of the call, from 0."""
-    request_id: str
-    prompt: str | None
-    """The prompt as text; none where it was given as token ids."""
-    prompt_token_ids: tuple[int, ...] = field(repr=False)
+    """Position among the samples of the prompt, from 0."""
     text: str
     token_ids: tuple[int, ...] = field(repr=False)
     finish_reason: str
@@ -29,10 +25,6 @@ class RequestOutput:
     seed: int | None = None
     """The seed that the draws used; the same seed and prompt give the same tokens again."""
     error: DeepInferError | None = None
-    queue_s: float = 0.0
-    """Seconds from submission to the first token; 0 without one."""
-    total_s: float = 0.0
-    """Seconds from submission to the end."""
 
     @property
     def ok(self) -> bool:
@@ -43,13 +35,10 @@ class RequestOutput:
         """The same as JSON-serialisable data."""
         record: dict[str, object] = {
             "index": self.index,
-            "id": self.request_id,
-            "prompt": self.prompt,
             "text": self.text,
             "token_ids": list(self.token_ids),
             "finish_reason": self.finish_reason,
             "finish_detail": self.finish_detail,
-            "num_prompt_tokens": len(self.prompt_token_ids),
             "num_output_tokens": len(self.token_ids),
             "seed": self.seed,
         }
@@ -59,16 +48,91 @@ class RequestOutput:
 
 
 @frozen
+class RequestOutput:
+    """The result of one prompt: ``SamplingParams.n`` completions.
+
+    ``text``, ``token_ids``, ``finish_reason``, ``finish_detail``, ``seed`` and ``error`` are those of the first one.
+    """
+
+    index: int
+    """Position among the prompts of the call, from 0."""
+    request_id: str
+    prompt: str | None
+    """The prompt as text; none where it was given as token ids."""
+    prompt_token_ids: tuple[int, ...] = field(repr=False)
+    outputs: tuple[Completion, ...]
+    queue_s: float = 0.0
+    """Seconds from submission to the first token; 0 without one."""
+    total_s: float = 0.0
+    """Seconds from submission to the end of the last completion."""
+
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> str:
+        return self.outputs[0].finish_reason
+
+    @property
+    def finish_detail(self) -> str:
+        return self.outputs[0].finish_detail
+
+    @property
+    def seed(self) -> int | None:
+        return self.outputs[0].seed
+
+    @property
+    def error(self) -> DeepInferError | None:
+        return self.outputs[0].error
+
+    @property
+    def ok(self) -> bool:
+        """True if every completion ended by itself: at a stop or at a length limit."""
+        return all(completion.ok for completion in self.outputs)
+
+    def as_record(self) -> dict[str, object]:
+        """The same as JSON-serialisable data; ``outputs`` lists the completions where there are several."""
+        first = self.outputs[0]
+        record: dict[str, object] = {
+            "index": self.index,
+            "id": self.request_id,
+            "prompt": self.prompt,
+            "text": first.text,
+            "token_ids": list(first.token_ids),
+            "finish_reason": first.finish_reason,
+            "finish_detail": first.finish_detail,
+            "num_prompt_tokens": len(self.prompt_token_ids),
+            "num_output_tokens": len(first.token_ids),
+            "seed": first.seed,
+        }
+        if first.error is not None:
+            record["error"] = first.error.as_record()
+        if len(self.outputs) > 1:
+            record["outputs"] = [completion.as_record() for completion in self.outputs]
+        return record
+
+
+@frozen
 class StreamChunk:
-    """New text and tokens of one prompt. The joined ``text`` of all chunks is the text of ``output``."""
+    """New text and tokens of one sample of a prompt. The joined ``text`` of a sample's chunks is its whole text."""
 
     index: int
     request_id: str
     text: str
     token_ids: tuple[int, ...]
     output: RequestOutput | None = None
-    """The whole result; set on the last chunk."""
+    """The whole result; set on the last chunk of the prompt."""
+    sample: int = 0
+    """Which of the prompt's ``n`` samples grew."""
+    completion: Completion | None = None
+    """The whole sample; set on its last chunk."""
 
     @property
     def finished(self) -> bool:
+        """Whether this is the last chunk of the prompt."""
         return self.output is not None

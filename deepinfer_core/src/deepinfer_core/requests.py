@@ -1,4 +1,7 @@
-"""One request on the Python side: its tokens, its text, how it ended. The scheduler's side lives in the native core."""
+"""One request on the Python side: its tokens, its text, how it ended. The scheduler's side lives in the native core.
+
+A prompt with ``n`` samples is ``n`` requests: the first, which the caller's index names, knows the others.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from attrs import define, field
 
 from deepinfer_core.detokenizer import Detokenizer
 from deepinfer_core.errors import CapacityError, DeepInferError, RequestFailed
-from deepinfer_core.outputs import RequestOutput, StreamChunk
+from deepinfer_core.outputs import Completion, RequestOutput, StreamChunk
 from deepinfer_core.records import RowStatus
 from deepinfer_core.sampled import BadRow
 from deepinfer_core.sampling_params import SamplingParams
@@ -17,7 +20,7 @@ from deepinfer_core.sampling_params import SamplingParams
 
 @define(eq=False)
 class Request:
-    """A request from its submission to its end.
+    """One sample of a prompt, from its submission to its end.
 
     ``inbox`` belongs to the caller that submitted it: the engine appends the request whenever it has news (each step
     if ``streaming``, else only at the end).
@@ -34,6 +37,15 @@ class Request:
     eos_ids: frozenset[int] = frozenset()
     streaming: bool = False
     line: int | None = None
+    sample: int = 0
+    first: Request | None = None
+    """The first sample of the same prompt; None: this is it."""
+    others: list[Request] = field(factory=list)
+    """Of the first sample: the others, in order."""
+    open_samples: int = 1
+    """Of the first sample: samples whose end the caller has not seen."""
+    is_closed: bool = False
+    """Whether the caller has seen the end."""
     uid: int = 0
     token_ids: list[int] = field(factory=list)
     finish_reason: str = ""
@@ -47,6 +59,30 @@ class Request:
     @property
     def finished(self) -> bool:
         return bool(self.finish_reason)
+
+    @property
+    def head(self) -> Request:
+        """The first sample of this prompt."""
+        return self if self.first is None else self.first
+
+    @property
+    def samples(self) -> tuple[Request, ...]:
+        """All samples of this prompt, in order."""
+        head = self.head
+        return (head, *head.others)
+
+    def add_sample(self, other: Request) -> None:
+        """``other`` is one more sample of this prompt."""
+        other.first = self
+        other.sample = len(self.others) + 1
+        self.others.append(other)
+        self.open_samples += 1
+
+    def close(self) -> None:
+        """The caller sees the end of this sample; a second call changes nothing."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.head.open_samples -= 1
 
     def add(self, token: int) -> bool:
         """Append a token that does not end the answer by its id. True if its text completes a stop string."""
@@ -81,24 +117,41 @@ class Request:
         new = tuple(self.token_ids[self._taken :])
         self._taken = len(self.token_ids)
         text = self.detokenizer.take()
-        return StreamChunk(self.index, self.request_id, text, new, self.output() if self.finish_reason else None)
+        return StreamChunk(
+            self.index,
+            self.request_id,
+            text,
+            new,
+            self.output() if self.head.open_samples == 0 else None,
+            self.sample,
+            self.completion() if self.finish_reason else None,
+        )
 
-    def output(self) -> RequestOutput:
-        """The result; call it once the request is finished."""
-        start = self._submitted_s
-        return RequestOutput(
-            index=self.index,
-            request_id=self.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=self.prompt_token_ids,
+    def completion(self) -> Completion:
+        """The result of this sample; call it once it is finished."""
+        return Completion(
+            index=self.sample,
             text=self.detokenizer.text,
             token_ids=tuple(self.token_ids),
             finish_reason=self.finish_reason,
             finish_detail=self.finish_detail,
             seed=self.seed,
             error=self.error,
-            queue_s=self._first_s - start if self._first_s else 0.0,
-            total_s=self._end_s - start,
+        )
+
+    def output(self) -> RequestOutput:
+        """The result of the prompt; call it once all samples are finished."""
+        head, samples = self.head, self.samples
+        start = head._submitted_s
+        first_s = min((r._first_s for r in samples if r._first_s), default=start)
+        return RequestOutput(
+            index=head.index,
+            request_id=head.request_id,
+            prompt=head.prompt,
+            prompt_token_ids=head.prompt_token_ids,
+            outputs=tuple(r.completion() for r in samples),
+            queue_s=first_s - start,
+            total_s=max(r._end_s for r in samples) - start,
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -14,30 +13,17 @@ from deepinfer_core.interrupts import HeldInterrupt
 from deepinfer_core.outputs import StreamChunk
 from deepinfer_core.prompts import PromptInput, encode_prompt
 from deepinfer_core.requests import Request
-from deepinfer_core.sampling_params import SEED_MASK, SamplingParams
+from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.seeds import request_seed, sample_seed
 from deepinfer_core.tokenizer import Tokenizer
-
-_GOLDEN = 0x9E3779B97F4A7C15
-
-
-def request_seed(base: int | None, index: int) -> int:
-    """The seed of request ``index`` of a call: a hash of ``base`` and ``index``, or random without a base.
-
-    The hash is ``mix`` of ``spec/sampling.md`` 2.4 (splitmix64).
-    """
-    if base is None:
-        return secrets.randbits(64)
-    z = (base + (index + 1) * _GOLDEN) & SEED_MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & SEED_MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & SEED_MASK
-    return z ^ (z >> 31)
 
 
 class Run:
     """Feeds prompts to the engine and yields requests that have news, until all have ended.
 
-    Prompts are read and encoded only when one of ``window`` places is free, so memory does not grow with their number.
-    Requests that cannot run come back finished, with their error.
+    A prompt with several samples is as many requests, each with its own news. Prompts are read and encoded only when
+    ``window`` places, one for each sample, have room for them, so memory does not grow with their number. Requests
+    that cannot run come back finished, with their error.
     """
 
     def __init__(
@@ -74,6 +60,11 @@ class Run:
         self._on_held_interrupt = on_held_interrupt
         self._inbox: deque[Request] = deque()
         self._live: dict[int, Request] = {}
+        """Index of the prompt -> its first sample, until the caller has seen the end of all."""
+        self._places = 0
+        """Samples whose end the caller has not seen."""
+        self._waiting: PromptInput | None = None
+        """A prompt that was read, and has more samples than there were places."""
         self._cancelled: set[int] = set()
         self._count = 0
 
@@ -87,10 +78,13 @@ class Run:
                 self._feed()
             if self._inbox:
                 request = self._inbox.popleft()
-                if request.index not in self._live:
+                if request.is_closed:
                     continue  # its end was handed out already, with the news of an earlier step
                 if request.finished:
-                    del self._live[request.index]
+                    request.close()
+                    self._places -= 1
+                    if not request.head.open_samples:
+                        del self._live[request.index]
                 return request
             if not self._live:
                 raise StopIteration
@@ -101,17 +95,21 @@ class Run:
         """End prompt ``index`` with reason ``abort``, now or when its turn comes. No effect once it has ended."""
         request = self._live.get(index)
         if request is not None:
-            self._engine.abort([request])
+            self._engine.abort(request.samples)
         elif index >= self._count:
             self._cancelled.add(index)
 
     def stop(self) -> list[Request]:
-        """Abort what runs, read no more prompts; the requests that were unfinished, with what they have."""
-        self._inputs = None
+        """Abort what runs, read no more prompts; the prompts that were unfinished (their first sample each).
+
+        All of their samples have ended, and keep what they have.
+        """
+        self._inputs = self._waiting = None
         unfinished = list(self._live.values())
         with HeldInterrupt():
-            self._engine.abort(unfinished)
+            self._engine.abort([sample for request in unfinished for sample in request.samples])
         self._live.clear()
+        self._places = 0
         self._inbox.clear()
         return unfinished
 
@@ -121,14 +119,19 @@ class Run:
         return self._count
 
     def _feed(self) -> None:
-        while self._inputs is not None and len(self._live) < self._window:
-            if self._live and self._is_ready is not None and not self._is_ready():
-                return
-            item = next(self._inputs, None)
-            if item is None:
-                self._inputs = None
+        while self._inputs is not None and self._places < self._window:
+            if self._waiting is None:
+                if self._live and self._is_ready is not None and not self._is_ready():
+                    return
+                self._waiting = next(self._inputs, None)
+                if self._waiting is None:
+                    self._inputs = None
+                    return
+            item = self._waiting
+            if self._places and self._places + item.params.n > self._window:
                 return
             with HeldInterrupt():
+                self._waiting = None
                 self._admit(item)
 
     def _admit(self, item: PromptInput) -> None:
@@ -142,20 +145,26 @@ class Run:
             except DeepInferError as err:
                 error = err
         request = self._request(index, item, ids)
+        for _ in range(1, item.params.n):
+            request.add_sample(self._request(index, item, ids, len(request.samples), request.seed))
         self._live[index] = request
+        self._places += item.params.n
         if error is not None:
             over = isinstance(error, InvalidPrompt) and "limit" in error.details
-            request.finish("too_long" if over else "input", error=error)
+            self._end(request, "too_long" if over else "input", error)
         elif index in self._cancelled:
             self._cancelled.discard(index)
-            request.finish("abort")
+            self._end(request, "abort")
         else:
             try:
                 self._engine.submit(request)
             except InvalidParameter as err:
-                request.finish("input", error=err)
-        if request.finished:
-            self._inbox.append(request)
+                self._end(request, "input", err)
+
+    def _end(self, request: Request, reason: str, error: DeepInferError | None = None) -> None:
+        for sample in request.samples:
+            sample.finish(reason, error=error)
+            self._inbox.append(sample)
 
     def _checked_ids(self, prompt: str | tuple[object, ...], params: SamplingParams) -> tuple[int, ...]:
         params.check_vocabulary(self._vocab_size)
@@ -173,11 +182,15 @@ class Run:
                 ) from err
         return ids
 
-    def _request(self, index: int, item: PromptInput, ids: tuple[int, ...]) -> Request:
+    def _request(
+        self, index: int, item: PromptInput, ids: tuple[int, ...], sample: int = 0, seed: int | None = None
+    ) -> Request:
+        """``seed``: of the first sample, for the others."""
         params = item.params
-        seed = params.seed
-        if seed is None and ids:
-            seed = request_seed(self._seed, index)
+        if not sample:
+            seed = params.seed
+            if seed is None and ids:
+                seed = request_seed(self._seed, index)
         table = self._tokenizer.token_bytes
         tail = b""
         if not isinstance(item.prompt, str):
@@ -189,7 +202,7 @@ class Run:
             prompt=item.prompt if isinstance(item.prompt, str) else None,
             prompt_token_ids=ids,
             params=params,
-            seed=seed,
+            seed=None if seed is None else sample_seed(seed, sample),
             detokenizer=Detokenizer(
                 table,
                 params.stop,

@@ -18,6 +18,8 @@ from deepinfer_core.errors import InvalidParameter, NotSupported
 
 INT32_MAX = 2**31 - 1
 SEED_MASK = 2**64 - 1
+MAX_SAMPLES = 128
+"""Answers to one prompt at most."""
 GREEDY_BELOW = 1e-5
 """Temperatures below this mean the greedy token."""
 
@@ -164,8 +166,8 @@ def _repetition(value: object) -> float:
     return number
 
 
-def _answers(value: object) -> int:
-    return as_int("n", value, 1, INT32_MAX, "an integer >= 1")
+def _n(value: object) -> int:
+    return as_int("n", value, 1, MAX_SAMPLES, f"an integer from 1 to {MAX_SAMPLES}")
 
 
 def _absent(off: object, convert: Any = None) -> Any:
@@ -174,7 +176,6 @@ def _absent(off: object, convert: Any = None) -> Any:
 
 
 REMEDIES = {
-    "n": "give the prompt n times; each copy gets its own seed",
     "json_schema": "validate the text after generation",
     "regex": "validate the text after generation",
     "grammar": "validate the text after generation",
@@ -196,6 +197,7 @@ class SamplingParams:
     :param stop_token_ids: Further tokens that end the answer.
     :param include_stop: Keep the stop string, or the text of the stop token, in the text.
     :param seed: Fixes the draws of this request; without one the engine chooses, and says which.
+    :param n: Answers to the same prompt, each with its own seed: those of the further ones are made from the first.
 
     Raises ``InvalidParameter`` for a value outside its range, ``NotSupported`` for a feature that this release lacks.
     """
@@ -211,8 +213,8 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = field(default=(), converter=_stop_token_ids)
     include_stop: bool = field(default=False, converter=_include_stop)
     seed: int | None = field(default=None, converter=_seed)
+    n: int = field(default=1, converter=_n)
 
-    n: int = _absent(1, _answers)
     repetition_penalty: float = _absent(1.0, _repetition)
     presence_penalty: float = _absent(0.0, _penalty("presence_penalty"))
     frequency_penalty: float = _absent(0.0, _penalty("frequency_penalty"))

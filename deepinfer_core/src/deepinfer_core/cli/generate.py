@@ -256,10 +256,14 @@ def _generate(run: Run, target: BufferedWriter | None, *, as_json: bool, stream:
 
 
 def _report_failure(request: Request) -> bool:
-    """Say on standard error why a prompt failed; its record says so too."""
+    """Say on standard error why a sample failed; its record says so too."""
     if request.error is None:
-        return not request.output().ok
+        return not request.completion().ok
+    if request.sample and request.error is request.head.error:
+        return True  # of the prompt as a whole, and said once
     where = f"line {request.line}" if request.line is not None else f"prompt {request.index + 1}"
+    if request.sample or (len(request.samples) > 1 and any(r.error is not request.error for r in request.samples)):
+        where += f", sample {request.sample + 1}"
     text = "\n".join(f"  {line.strip()}" if i else line for i, line in enumerate(str(request.error).splitlines()))
     sys.stderr.write(f"deepinfer: {where}: {text}\n")
     return True

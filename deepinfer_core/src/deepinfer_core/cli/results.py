@@ -20,15 +20,15 @@ def json_line(record: dict[str, object]) -> bytes:
 
 
 def result_record(request: Request) -> dict[str, object]:
-    """A finished request as data; ``line`` is its line in the prompts file."""
+    """A finished prompt as data; ``line`` is its line in the prompts file."""
     record = request.output().as_record()
     return record if request.line is None else {"index": record["index"], "line": request.line, **record}
 
 
 class OrderedWriter:
-    """Writes results in the order of the prompts, each as soon as those before it are written.
+    """Writes results in the order of the prompts, and of the samples of a prompt, each as soon as those before it are.
 
-    When streaming, the first unfinished prompt is written as it grows and the others wait for their turn.
+    When streaming, the first unfinished sample is written as it grows and the others wait for their turn.
     """
 
     def __init__(self, stream: BinaryIO, form: Form, *, streaming: bool = False, headers: bool = False) -> None:
@@ -37,18 +37,19 @@ class OrderedWriter:
         self._streaming = streaming
         self._headers = headers
         self._next = 0
+        self._sample = 0
         self._waiting: dict[int, Request] = {}
         self._started = False
 
     def news(self, request: Request) -> None:
         """``request`` grew or ended. Each piece is flushed, so that an interruption loses nothing that was written."""
         if request.finished or self._streaming:
-            self._waiting[request.index] = request
+            self._waiting[request.index] = request.head
         wrote = False
         while (head := self._waiting.get(self._next)) is not None:
             self._write(head)
             wrote = True
-            if not head.finished:
+            if not _is_complete(head):
                 break
             del self._waiting[self._next]
             self._next += 1
@@ -57,40 +58,60 @@ class OrderedWriter:
 
     def drain(self, unfinished: Iterable[Request]) -> None:
         """After an interruption: write what has ended, and what was cut short, without waiting for the others."""
-        self._waiting.update((request.index, request) for request in unfinished if request.token_ids)
+        heads = [request for request in unfinished if any(sample.token_ids for sample in request.samples)]
+        self._waiting.update((head.index, head) for head in heads)
         for index in sorted(self._waiting):
-            request = self._waiting.pop(index)
-            if request.finished:
-                self._write(request)
+            head = self._waiting.pop(index)
+            if index != self._next:
+                self._sample = 0  # of the prompt that was being written
+            if _is_complete(head):
+                self._write(head)
         self._stream.flush()
 
-    def _write(self, request: Request) -> None:
-        if self._form == "text":
-            self._write_text(request)
-            return
-        if self._streaming:
-            chunk = request.chunk()
-            if chunk.text or chunk.token_ids:
-                piece: dict[str, object] = {
-                    "index": chunk.index,
-                    "id": chunk.request_id,
-                    "delta": chunk.text,
-                    "token_ids": list(chunk.token_ids),
-                }
-                self._stream.write(json_line(piece))
-        if request.finished:
-            self._stream.write(json_line(result_record(request)))
+    def _write(self, head: Request) -> None:
+        """What is new of a prompt: as far as its samples go, in order."""
+        samples = head.samples
+        if self._form == "text" or self._streaming:
+            for sample in samples[self._sample :]:
+                if not (sample.finished or self._streaming):
+                    return
+                if self._form == "text":
+                    self._write_text(sample)
+                else:
+                    self._write_piece(sample)
+                if not sample.finished:
+                    return
+                self._sample += 1
+        if _is_complete(head):
+            self._sample = 0
+            if self._form == "json":
+                self._stream.write(json_line(result_record(head)))
 
-    def _write_text(self, request: Request) -> None:
+    def _write_piece(self, sample: Request) -> None:
+        chunk = sample.chunk()
+        if chunk.text or chunk.token_ids:
+            piece: dict[str, object] = {"index": chunk.index, "id": chunk.request_id}
+            if len(sample.samples) > 1:
+                piece["sample"] = chunk.sample
+            piece |= {"delta": chunk.text, "token_ids": list(chunk.token_ids)}
+            self._stream.write(json_line(piece))
+
+    def _write_text(self, sample: Request) -> None:
         if not self._started:
             self._started = True
-            if self._headers:
-                gap = "\n" if request.index else ""
-                self._stream.write(f"{gap}==> {request.index + 1} <==\n".encode())
-        self._stream.write(request.chunk().text.encode("utf-8", "backslashreplace"))
-        if request.finished:
+            many = len(sample.samples) > 1
+            if self._headers or many:
+                gap = "\n" if sample.index or sample.sample else ""
+                name = f"{sample.index + 1}.{sample.sample + 1}" if many else f"{sample.index + 1}"
+                self._stream.write(f"{gap}==> {name} <==\n".encode())
+        self._stream.write(sample.chunk().text.encode("utf-8", "backslashreplace"))
+        if sample.finished:
             self._started = False
             self._stream.write(b"\n")
+
+
+def _is_complete(head: Request) -> bool:
+    return all(sample.finished for sample in head.samples)
 
 
 class Progress:
@@ -109,7 +130,7 @@ class Progress:
 
     def ended(self, request: Request, read: int) -> None:
         """``read``: prompts read so far."""
-        self._done += 1
+        self._done += request.head.open_samples == 0
         self._tokens += len(request.token_ids)
         now = time.monotonic()
         if not self._enabled or now - self._shown < self.INTERVAL_S:

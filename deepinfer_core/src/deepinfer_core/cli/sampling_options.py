@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_MAX_TOKENS = 128
 """New tokens per prompt on the command line (16 in Python)."""
 
-# (option, field, click arguments)
+# (option, or a short and a long one; field; click arguments)
 SAMPLING: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("--max-tokens", "max_tokens", {"type": int, "help": "New tokens per prompt; also ends at the context limit."}),
     ("--min-tokens", "min_tokens", {"type": int, "help": "Ignore end tokens and stop strings before this many."}),
@@ -26,6 +26,7 @@ SAMPLING: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("--stop", "stop", {"multiple": True, "help": "String that ends the answer; may be given several times."}),
     ("--stop-token-id", "stop_token_ids", {"type": int, "multiple": True, "help": "Token that ends the answer."}),
     ("--include-stop", "include_stop", {"is_flag": True, "help": "Keep the stop in the text."}),
+    ("-n --num-samples", "n", {"type": int, "help": "Answers per prompt, each with its own seed; default 1."}),
     ("--ignore-eos", "ignore_eos", {"is_flag": True, "help": "Go on at the model's end tokens."}),
 )
 
@@ -34,7 +35,6 @@ ABSENT: dict[str, tuple[str, str]] = {
     "--json-schema": ("structured output", "validate the text after generation"),
     "--regex": ("structured output", "validate the text after generation"),
     "--grammar": ("structured output", "validate the text after generation"),
-    "--n": ("several answers per prompt", "give the prompt several times; each copy gets its own seed"),
     "--logprobs": ("log-probabilities", "leave it out"),
     "--repetition-penalty": ("penalties", "leave it out"),
     "--presence-penalty": ("penalties", "leave it out"),
@@ -54,7 +54,9 @@ def sampling_options(function: F) -> F:
             option, metavar="VALUE", hidden=True, expose_value=False, callback=_refusal(feature, remedy)
         )(function)
     for option, name, arguments in reversed(SAMPLING):
-        function = click.option(option, name, expose_value=False, callback=_keep, default=None, **arguments)(function)
+        function = click.option(*option.split(), name, expose_value=False, callback=_keep, default=None, **arguments)(
+            function
+        )
     return function
 
 
