@@ -164,7 +164,7 @@ def test_resolve_refuses_groups():
         EngineConfig.resolve({"dp": 2, "ep": "8"}, environ={})
     assert str(caught.value) == (
         "E_UNSUPPORTED: dp=2, ep=8 was asked for, and this release runs one device per engine\n"
-        "  reason: data, context and expert parallel groups are not part of this release\n"
+        "  reason: the scheduler can step in a data-parallel group; models, caches and engines run on one device\n"
         "  remedy: leave --dp and --ep out, and start one engine per device"
     )
     assert EngineConfig.resolve({"dp": 1}, environ={}).dp == 1

@@ -49,6 +49,8 @@ typedef struct di_config {
     int32_t stream_ordered_reuse;   /* 0 or 1 (spec/engine.md 4.2) */
     int32_t row_order;              /* 0 stable, 1 by length, longest first */
     int32_t zero_swa_on_alloc;      /* 0 or 1 */
+    int32_t dp_size;                /* ranks that step together, 0 and 1: no group. In a group a decode call that finds
+                                     * nothing to run is a step of the others and counts in d (spec/engine.md 2.2) */
     double prefill_watermark;       /* (0, 1] */
     const int32_t *ngram_table;     /* [ngram_table_size] compressed id of a token id; negative = image sentinel */
     int64_t target_itl_ns;          /* with a cost model: time between two decode steps, 0 = no bound */
@@ -104,6 +106,7 @@ typedef struct di_probe_out {
     int32_t has_unfinished;         /* anything is not terminal */
     int32_t burst_reached;          /* max_prefill_burst consecutive prefill steps were made */
     int32_t in_flight;              /* launched steps that are not committed */
+    int64_t decode_since_prefill;   /* d: decode steps since the last prefill step; equal on all ranks of a group */
 } di_probe_out;
 
 typedef struct di_pool_stats {

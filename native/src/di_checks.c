@@ -2016,11 +2016,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
     } while (0);
     /* rp_cp_mirror_len: rp_cp_mirror_len >= 0 */
     do {
-        if (!((int64_t)rec->rp_cp_mirror_len >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 49, 102, -1, "InputMetadataV41.rp_cp_mirror_len", "rp_cp_mirror_len >= 0", step_id}, -1, 0, true, (int64_t)rec->rp_cp_mirror_len);
+        if (!((int64_t)rec->rp_cp_mirror_len >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 49, 103, -1, "InputMetadataV41.rp_cp_mirror_len", "rp_cp_mirror_len >= 0", step_id}, -1, 0, true, (int64_t)rec->rp_cp_mirror_len);
     } while (0);
     /* rp_cp_contrib_pad: rp_cp_contrib_pad >= 0 */
     do {
-        if (!((int64_t)rec->rp_cp_contrib_pad >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 50, 103, -1, "InputMetadataV41.rp_cp_contrib_pad", "rp_cp_contrib_pad >= 0", step_id}, -1, 0, true, (int64_t)rec->rp_cp_contrib_pad);
+        if (!((int64_t)rec->rp_cp_contrib_pad >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 50, 104, -1, "InputMetadataV41.rp_cp_contrib_pad", "rp_cp_contrib_pad >= 0", step_id}, -1, 0, true, (int64_t)rec->rp_cp_contrib_pad);
     } while (0);
     int64_t free_d_LS = -1; (void)free_d_LS;
     int64_t free_d_LC_r[DI_MAX_RATIOS] = {0}; (void)free_d_LC_r;
@@ -3864,19 +3864,18 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!(((int64_t)f0[i * 2 + 0]) == di_add(di_mul(((int64_t)f1[i]), (int64_t)l->swa_ring), di_mod(di_sub(di_add(((int64_t)f2[i]), INT64_C(1)), ((int64_t)f0[i * 2 + 1])), (int64_t)l->swa_ring)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 86, -1, "InputMetadataV41.swa_offset_len", "all(swa_offset_len[:, 0] == swa_slot_idx * SW + (positions + 1 - swa_offset_len[:, 1]) % SW)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
         if ((n0 / 2) != n1 || (n0 / 2) != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 86, -1, "InputMetadataV41.swa_offset_len", "all(swa_offset_len[:, 0] == swa_slot_idx * SW + (positions + 1 - swa_offset_len[:, 1]) % SW)", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 0]) : 0));
     } while (0);
-    /* query_indices: all(0 <= query_indices < N) */
+    /* query_indices: all(query_indices == 998244353 or 0 <= query_indices < N) */
     do {
         if (!di_readable(&rec->query_indices)) continue;
         const int32_t *f0 = rec->query_indices.data; const int64_t n0 = di_size(&rec->query_indices);
         (void)f0; (void)n0;
         const int64_t d_N = (int64_t)rec->base.num_reqs;
-        if (di_in_range(f0, n0, INT64_C(0), di_sub(d_N, 1))) continue;
         const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < d_N));
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(998244353))) | (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < d_N)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < d_N))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 36, 87, -1, "InputMetadataV41.query_indices", "all(0 <= query_indices < N)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(998244353))) | (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < d_N)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 36, 87, -1, "InputMetadataV41.query_indices", "all(query_indices == 998244353 or 0 <= query_indices < N)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
-    /* query_indices: all(query_indices == repeat(arange(N), seqlens_q)) */
+    /* query_indices: all(query_indices == 998244353 or query_indices == repeat(arange(N), seqlens_q)) */
     if (level >= DI_LEVEL_FULL) do {
         if (!di_readable(&rec->query_indices)) continue;
         const int32_t *f0 = rec->query_indices.data; const int64_t n0 = di_size(&rec->query_indices);
@@ -3898,12 +3897,26 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             }
             if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
             left1--; at1++;
-            if (!(((int64_t)f0[i]) == value1)) { bad = i; shown = ((int64_t)f0[i]); break; }
+            if (!(((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(998244353))) | (((int64_t)f0[i]) == value1))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 36, 88, -1, "InputMetadataV41.query_indices", "all(query_indices == repeat(arange(N), seqlens_q))", step_id}, bad, 0, true, shown);
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 36, 88, -1, "InputMetadataV41.query_indices", "all(query_indices == 998244353 or query_indices == repeat(arange(N), seqlens_q))", step_id}, bad, 0, true, shown);
         int rest2 = left1 != 0 || wrong1 || n1 != di_max(d_N, 0);
         for (j1++; !rest2 && j1 < di_min(n1, di_max(d_N, 0)); j1++) {  rest2 = ((int64_t)f1[j1]) != 0; }
-        if (rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 36, 88, -1, "InputMetadataV41.query_indices", "all(query_indices == repeat(arange(N), seqlens_q))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 36, 88, -1, "InputMetadataV41.query_indices", "all(query_indices == 998244353 or query_indices == repeat(arange(N), seqlens_q))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+    } while (0);
+    /* query_indices: all((query_indices == 998244353) == (not valid_token_mask)) */
+    if (level >= DI_LEVEL_FULL) do {
+        if (!di_readable(&rec->query_indices)) continue;
+        const int32_t *f0 = rec->query_indices.data; const int64_t n0 = di_size(&rec->query_indices);
+        (void)f0; (void)n0;
+        if (!di_readable(&rec->base.valid_token_mask)) continue;
+        const uint8_t *f1 = rec->base.valid_token_mask.data; const int64_t n1 = di_size(&rec->base.valid_token_mask);
+        (void)f1; (void)n1;
+        const int64_t n = di_min(n0, n1); int ok = 1;
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(998244353))) == (!(((int64_t)f1[i]) != 0)));
+        if (!ok) for (int64_t i = 0; i < n; i++)
+        if (!(((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(998244353))) == (!(((int64_t)f1[i]) != 0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 36, 89, -1, "InputMetadataV41.query_indices", "all((query_indices == 998244353) == (not valid_token_mask))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 36, 89, -1, "InputMetadataV41.query_indices", "all((query_indices == 998244353) == (not valid_token_mask))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* rp_query_index: all(0 <= rp_query_index < T) */
     do {
@@ -3915,7 +3928,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < d_T));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 40, 89, -1, "InputMetadataV41.rp_query_index", "all(0 <= rp_query_index < T)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 40, 90, -1, "InputMetadataV41.rp_query_index", "all(0 <= rp_query_index < T)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* rp_query_index: all(diff(rp_query_index) >= 1) */
     do {
@@ -3925,7 +3938,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = di_max(n0 - 1, 0); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= INT64_C(1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= INT64_C(1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 40, 90, -1, "InputMetadataV41.rp_query_index", "all(diff(rp_query_index) >= 1)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
+        if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= INT64_C(1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 40, 91, -1, "InputMetadataV41.rp_query_index", "all(diff(rp_query_index) >= 1)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
     } while (0);
     /* rp_cu_q: rp_cu_q[0] == 0 */
     do {
@@ -3934,8 +3947,8 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         (void)f0; (void)n0;
         const int64_t len1 = n0;
         const int64_t at2 = di_index(INT64_C(0), len1);
-        if (at2 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 91, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[0] == 0", step_id}, -1, 0, true, 0); }
-        if (!(((int64_t)f0[at2]) == INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 91, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[0] == 0", step_id}, -1, 0, true, ((int64_t)f0[at2]));
+        if (at2 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 92, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[0] == 0", step_id}, -1, 0, true, 0); }
+        if (!(((int64_t)f0[at2]) == INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 92, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[0] == 0", step_id}, -1, 0, true, ((int64_t)f0[at2]));
     } while (0);
     /* rp_cu_q: all(diff(rp_cu_q) >= 1) */
     do {
@@ -3945,7 +3958,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = di_max(n0 - 1, 0); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= INT64_C(1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= INT64_C(1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 92, -1, "InputMetadataV41.rp_cu_q", "all(diff(rp_cu_q) >= 1)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
+        if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= INT64_C(1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 93, -1, "InputMetadataV41.rp_cu_q", "all(diff(rp_cu_q) >= 1)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
     } while (0);
     /* rp_cu_q: rp_cu_q[-1] == Tc */
     do {
@@ -3955,8 +3968,8 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t d_Tc = (int64_t)rec->rp_total_q;
         const int64_t len1 = n0;
         const int64_t at2 = di_index(INT64_C(-1), len1);
-        if (at2 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 93, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[-1] == Tc", step_id}, -1, 0, true, 0); }
-        if (!(((int64_t)f0[at2]) == d_Tc)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 93, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[-1] == Tc", step_id}, -1, 0, true, ((int64_t)f0[at2]));
+        if (at2 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 94, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[-1] == Tc", step_id}, -1, 0, true, 0); }
+        if (!(((int64_t)f0[at2]) == d_Tc)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 94, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[-1] == Tc", step_id}, -1, 0, true, ((int64_t)f0[at2]));
     } while (0);
     /* rp_positions: all(rp_positions == gather(positions, rp_query_index)) */
     do {
@@ -3975,8 +3988,8 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             if (g1 < 0 || g1 >= n1) { bad = i; shown = ((int64_t)f0[i]); break; }
             if (!(((int64_t)f0[i]) == ((int64_t)f1[g1]))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 42, 94, -1, "InputMetadataV41.rp_positions", "all(rp_positions == gather(positions, rp_query_index))", step_id}, bad, 0, true, shown);
-        if (n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 42, 94, -1, "InputMetadataV41.rp_positions", "all(rp_positions == gather(positions, rp_query_index))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 42, 95, -1, "InputMetadataV41.rp_positions", "all(rp_positions == gather(positions, rp_query_index))", step_id}, bad, 0, true, shown);
+        if (n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 42, 95, -1, "InputMetadataV41.rp_positions", "all(rp_positions == gather(positions, rp_query_index))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* rp_swa_pivots: all(rp_swa_pivots >= 0) */
     do {
@@ -3987,7 +4000,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 43, 95, -1, "InputMetadataV41.rp_swa_pivots", "all(rp_swa_pivots >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 43, 96, -1, "InputMetadataV41.rp_swa_pivots", "all(rp_swa_pivots >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* rp_ks: all(rp_ks[r] == gather(ks[r], rp_query_index)) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_sparse[b]) continue;
@@ -4006,8 +4019,8 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             if (g1 < 0 || g1 >= n1) { bad = i; shown = ((int64_t)f0[i]); break; }
             if (!(((int64_t)f0[i]) == ((int64_t)f1[g1]))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 44, 96, (int32_t)r, "InputMetadataV41.rp_ks", "all(rp_ks[r] == gather(ks[r], rp_query_index))", step_id}, bad, 0, true, shown);
-        if (n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 44, 96, (int32_t)r, "InputMetadataV41.rp_ks", "all(rp_ks[r] == gather(ks[r], rp_query_index))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 44, 97, (int32_t)r, "InputMetadataV41.rp_ks", "all(rp_ks[r] == gather(ks[r], rp_query_index))", step_id}, bad, 0, true, shown);
+        if (n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 44, 97, (int32_t)r, "InputMetadataV41.rp_ks", "all(rp_ks[r] == gather(ks[r], rp_query_index))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
     /* rp_ke: all(rp_ke[r] == gather(ke[r], rp_query_index)) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_sparse[b]) continue;
@@ -4026,8 +4039,8 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             if (g1 < 0 || g1 >= n1) { bad = i; shown = ((int64_t)f0[i]); break; }
             if (!(((int64_t)f0[i]) == ((int64_t)f1[g1]))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 45, 97, (int32_t)r, "InputMetadataV41.rp_ke", "all(rp_ke[r] == gather(ke[r], rp_query_index))", step_id}, bad, 0, true, shown);
-        if (n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 45, 97, (int32_t)r, "InputMetadataV41.rp_ke", "all(rp_ke[r] == gather(ke[r], rp_query_index))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 45, 98, (int32_t)r, "InputMetadataV41.rp_ke", "all(rp_ke[r] == gather(ke[r], rp_query_index))", step_id}, bad, 0, true, shown);
+        if (n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 45, 98, (int32_t)r, "InputMetadataV41.rp_ke", "all(rp_ke[r] == gather(ke[r], rp_query_index))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
     /* rp_ca_offset_len: all(rp_ca_offset_len[r] >= 0) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_dense[b]) continue;
@@ -4038,7 +4051,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 98, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r] >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 99, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r] >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* rp_ca_offset_len: all(rp_ca_offset_len[r][:, 1] == (rp_positions + 1) // r) */
     if (level >= DI_LEVEL_FULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_dense[b]) continue;
@@ -4051,8 +4064,8 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = di_min((n0 / 2), n1); int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 99, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r][:, 1] == (rp_positions + 1) // r)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
-        if ((n0 / 2) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 99, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r][:, 1] == (rp_positions + 1) // r)", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 1]) : 0));
+        if (!(((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 100, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r][:, 1] == (rp_positions + 1) // r)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
+        if ((n0 / 2) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 100, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r][:, 1] == (rp_positions + 1) // r)", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 1]) : 0));
     }
     /* rp_slot_swa: all(-1 <= rp_slot_swa < num_swa_slots * SW) */
     do {
@@ -4064,12 +4077,12 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t n = n0; int ok = 1;
         for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 47, 100, -1, "InputMetadataV41.rp_slot_swa", "all(-1 <= rp_slot_swa < num_swa_slots * SW)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 47, 101, -1, "InputMetadataV41.rp_slot_swa", "all(-1 <= rp_slot_swa < num_swa_slots * SW)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* rp_total_q: 0 <= rp_total_q <= T */
     do {
         const int64_t d_T = (int64_t)rec->base.total_q;
-        if (!((INT64_C(0) <= (int64_t)rec->rp_total_q) && ((int64_t)rec->rp_total_q <= d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 48, 101, -1, "InputMetadataV41.rp_total_q", "0 <= rp_total_q <= T", step_id}, -1, 0, true, (int64_t)rec->rp_total_q);
+        if (!((INT64_C(0) <= (int64_t)rec->rp_total_q) && ((int64_t)rec->rp_total_q <= d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 48, 102, -1, "InputMetadataV41.rp_total_q", "0 <= rp_total_q <= T", step_id}, -1, 0, true, (int64_t)rec->rp_total_q);
     } while (0);
     return 0;
 }
@@ -6248,7 +6261,7 @@ static const di_contract_info contracts[] = {
     {"InputMetadata", "1.0", DI_FIELDS_INPUT_METADATA, (uint32_t)sizeof(di_input_metadata),
      chain_input_metadata, "0b473c8b5810cc6691dbd2836eaaa47ecbb66d3669c86484015fd6c9666c3d9f", fields_input_metadata},
     {"InputMetadataV41", "1.0", DI_FIELDS_INPUT_METADATA_V41, (uint32_t)sizeof(di_input_metadata_v41),
-     chain_input_metadata_v41, "2fc516c4ea845ad95f8d8403d1b7d09b64bedba09a599a5fcb701cfe0ecbf3f7", fields_input_metadata_v41},
+     chain_input_metadata_v41, "6b6bff2cfec6ec64947ab2d41b2caf959f3ed21a75ce5a6f7f57a24c785bad38", fields_input_metadata_v41},
     {"SamplerInputs", "1.0", DI_FIELDS_SAMPLER_INPUTS, (uint32_t)sizeof(di_sampler_inputs),
      chain_sampler_inputs, "48843cc9efc91a2a600ec36dd974596aa53d77516eaeb8c2462b1e619790f123", fields_sampler_inputs},
     {"SamplerOutput", "1.0", DI_FIELDS_SAMPLER_OUTPUT, (uint32_t)sizeof(di_sampler_output),

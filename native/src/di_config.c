@@ -55,6 +55,7 @@ static int check_ranges(const di_config *k)
     REQUIRE(validation, k->validation >= DI_LEVEL_OFF && k->validation <= DI_LEVEL_FULL, "0 .. 2");
     REQUIRE(stream_ordered_reuse, k->stream_ordered_reuse == 0 || k->stream_ordered_reuse == 1, "0 or 1");
     REQUIRE(row_order, k->row_order == 0 || k->row_order == 1, "0 (stable) or 1 (length_desc)");
+    REQUIRE(dp_size, k->dp_size >= 0 && k->dp_size <= MAX_SEQS, "0 .. 65535");
     REQUIRE(zero_swa_on_alloc, k->zero_swa_on_alloc == 0 || k->zero_swa_on_alloc == 1, "0 or 1");
     REQUIRE(target_itl_ns, k->target_itl_ns >= 0 && k->target_itl_ns <= MAX_TIME_NS, "0 .. 2**50");
     REQUIRE(prefill_step_ns, k->prefill_step_ns >= 0 && k->prefill_step_ns <= MAX_TIME_NS, "0 .. 2**50");

@@ -182,14 +182,19 @@ static void count_step(di_core *c, const di_step *step, int mode)
         c->decode_since_prefill = 0;
         c->prefill_burst++;
     }
+    /* A rank of a group that has nothing to decode runs a placeholder while the others decode (5.9): the counters that
+     * choose the next kind of step must go on as theirs do. */
+    int is_group_decode = mode == DI_MODE_DECODE && c->cfg.dp_size > 1;
+    if (is_group_decode || (step->kind == DI_STEP_DECODE && step->n > 0)) {
+        c->decode_since_prefill++;
+        c->prefill_burst = 0;
+    }
     if (step->n == 0) return;
     if (step->kind == DI_STEP_PREFILL) {
         c->count.steps_prefill++;
         c->count.tokens_prefill += (uint64_t)step->t;
         return;
     }
-    c->decode_since_prefill++;
-    c->prefill_burst = 0;
     c->count.steps_decode++;
     c->count.tokens_decode += (uint64_t)step->t;
     c->count.tokens_drafted += (uint64_t)(step->t - step->n);
@@ -263,6 +268,7 @@ int di_probe(di_core *c, di_probe_out *out)
         .has_unfinished = unfinished > 0,
         .burst_reached = c->cfg.max_prefill_burst > 0 && c->prefill_burst >= (uint64_t)c->cfg.max_prefill_burst,
         .in_flight = (int32_t)(c->launched - c->committed),
+        .decode_since_prefill = (int64_t)d,
     };
     return di_core_leave(c, 0);
 }

@@ -255,3 +255,13 @@ def test_same_trace_gives_the_same_bytes():
         return out
 
     assert trace() == trace()
+
+
+@pytest.mark.parametrize(("dp_size", "d"), [(1, 0), (2, 3)])
+def test_empty_decode_counts_as_a_step_of_the_group_only(dp_size, d):
+    core = Driver(small_config(dp_size=dp_size)).core
+    for _ in range(3):
+        assert core.schedule(StepMode.DECODE).num_reqs == 0
+    assert core.probe().decode_since_prefill == d
+    core.schedule(StepMode.EMPTY_PREFILL)
+    assert core.probe().decode_since_prefill == 0

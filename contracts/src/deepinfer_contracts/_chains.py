@@ -155,7 +155,7 @@ CONTRACTS: Mapping[str, ContractInfo] = {
     ),
     "InputMetadataV41": ContractInfo(
         name="InputMetadataV41", version="1.0", struct="di_input_metadata_v41",
-        semantic_hash="2fc516c4ea845ad95f8d8403d1b7d09b64bedba09a599a5fcb701cfe0ecbf3f7",
+        semantic_hash="6b6bff2cfec6ec64947ab2d41b2caf959f3ed21a75ce5a6f7f57a24c785bad38",
         fields=(
         ("struct_size", "u32"),
         ("chain", "u64"),

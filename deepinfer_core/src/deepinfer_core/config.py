@@ -171,7 +171,7 @@ class EngineConfig:
             asked = ", ".join(f"{key}={size}" for key, size in sizes.items())
             raise NotSupported(
                 f"{asked} was asked for, and this release runs one device per engine",
-                reason="data, context and expert parallel groups are not part of this release",
+                reason="the scheduler can step in a data-parallel group; models, caches and engines run on one device",
                 remedy="leave " + " and ".join(f"--{key}" for key in sizes) + " out, and start one engine per device",
                 details=sizes,
             )

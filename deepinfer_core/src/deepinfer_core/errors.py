@@ -282,6 +282,12 @@ class EngineError(DeepInferError):
     code = "E_ENGINE"
 
 
+class GroupError(DeepInferError):
+    """Ranks that step together lost each other: one is gone, late, or counts other steps than the rest."""
+
+    code = "E_GROUP"
+
+
 class RequestFailed(DeepInferError):
     """One request ended in an error while the others went on."""
 

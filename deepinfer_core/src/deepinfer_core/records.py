@@ -5,6 +5,7 @@ from __future__ import annotations
 try:
     from deepinfer_contracts import (
         CONTRACTS,
+        EngineType,
         EventBatch,
         EventFlags,
         EventKind,
@@ -14,6 +15,7 @@ try:
         SamplerOutput,
         SchedulerOutputs,
         StepKind,
+        StepMode,
     )
 except ModuleNotFoundError as err:
     if err.name != "deepinfer_contracts":
@@ -24,6 +26,7 @@ except ModuleNotFoundError as err:
 
 __all__ = [
     "CONTRACTS",
+    "EngineType",
     "EventBatch",
     "EventFlags",
     "EventKind",
@@ -33,4 +36,5 @@ __all__ = [
     "SamplerOutput",
     "SchedulerOutputs",
     "StepKind",
+    "StepMode",
 ]

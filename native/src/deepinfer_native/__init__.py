@@ -9,6 +9,7 @@ from deepinfer_native.core import Core
 from deepinfer_native.cost import AttentionKind, CostModel, CostRow
 from deepinfer_native.errors import NativeError, StaleBatchError
 from deepinfer_native.events import EventView
+from deepinfer_native.placeholder import placeholder_inputs
 from deepinfer_native.stats import CoreStats, PoolStats
 
 __all__ = [
@@ -23,4 +24,5 @@ __all__ = [
     "PoolStats",
     "StaleBatchError",
     "StepMode",
+    "placeholder_inputs",
 ]

@@ -44,6 +44,7 @@ class CoreConfig:
     id of each token id, negative for an image sentinel; ``ngram_pad`` a compressed id.
     ``target_itl_ns`` and ``prefill_step_ns`` nanoseconds, used once `Core.set_cost_model` was called (2.8): the time
     between two decode steps, and of a prefill step while nothing decodes; 0 = no bound.
+    ``dp_size`` ranks that step together and vote on the kind of each step.
     """
 
     num_blocks: int
@@ -83,6 +84,7 @@ class CoreConfig:
     target_itl_ns: int = 0
     prefill_step_ns: int = 0
     cost_feedback: bool = False
+    dp_size: int = 1
 
     def __attrs_post_init__(self) -> None:
         from deepinfer_native.config_rules import check_config  # a cycle otherwise: the rules are written on this class

@@ -37,6 +37,7 @@ RANGES: tuple[tuple[str, int, int], ...] = (
     ("ngram_pad", 0, MAX_INT - 1),
     ("target_itl_ns", 0, 1 << 50),
     ("prefill_step_ns", 0, 1 << 50),
+    ("dp_size", 1, 65535),
 )
 
 

@@ -35,7 +35,8 @@ from deepinfer_native.views import RecordReader
 class Probe:
     """Whether a prefill step is due, wanted and allowed (``spec/engine.md`` 2.2, steps 1 and 2).
 
-    ``point``: 0 none, 1 ANY, 2 ALL. ``in_flight``: launched steps that are not committed.
+    ``point``: 0 none, 1 ANY, 2 ALL. ``in_flight``: launched steps that are not committed. ``decode_since_prefill``: d
+    of the text, equal on all ranks of a group.
     """
 
     point: int
@@ -44,6 +45,7 @@ class Probe:
     has_unfinished: bool
     burst_reached: bool
     in_flight: int
+    decode_since_prefill: int = 0
 
 
 class Gate:
@@ -174,7 +176,13 @@ class Core:
         p = ffi.new("di_probe_out *")
         check(lib.di_probe(self._core, p))
         return Probe(
-            p.point, bool(p.want), bool(p.has_running), bool(p.has_unfinished), bool(p.burst_reached), p.in_flight
+            p.point,
+            bool(p.want),
+            bool(p.has_running),
+            bool(p.has_unfinished),
+            bool(p.burst_reached),
+            p.in_flight,
+            p.decode_since_prefill,
         )
 
     def schedule(self, mode: StepMode) -> SchedulerOutputs:
