@@ -6,12 +6,13 @@ import argparse
 import dataclasses
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from . import machine, report
+from . import against, machine, report
 from .cases import Case, decode_cases, other_cases, smoke
-from .measure import measure
+from .measure import measure, run_once
 from .targets import verdicts
 
 
@@ -25,6 +26,10 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--runs", type=int, help="runs of a case, instead of each case's own")
     out.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     out.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
+    out.add_argument("--against", metavar="REV", help="run the same traces on that git revision too, in turns")
+    out.add_argument("--max-regression", type=float, metavar="RATIO", help="with --against: exit 1 above it, as 1.15")
+    out.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    out.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     out.add_argument("--list", action="store_true", help="print the cases and stop")
     return out
 
@@ -50,11 +55,15 @@ def main(arguments: list[str] | None = None) -> int:
         for c in cases:
             print(f"{c.name:16} {c.group}")
         return 0
+    if options.worker:
+        return work(cases, options.seed)
     where = machine.describe()
     print(
         f"{where['processor']}, {where['cores']} cores, load {where['load_1min']}, Python {where['python']},"
         f" deepinfer-native {where['native']}; medians in microseconds",
     )
+    if options.against:
+        return against_revision(options, cases)
     rows, absent = run(cases)
     found = verdicts({row["name"]: row for row in rows})
     print(*report.target_lines(found), sep="\n")
@@ -67,9 +76,49 @@ def main(arguments: list[str] | None = None) -> int:
             "not_run": absent,
             "targets": report.target_rows(found),
         }
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write(options.json, result)
     return int(options.check and any(v.word == "miss" for v in found))
+
+
+def work(cases: list[Case], seed: int) -> int:
+    """One run of each case, a JSON object a line: what `against.compare` reads."""
+    with machine.quiet():
+        for case in cases:
+            if not case.missing:
+                print(json.dumps({"name": case.name, **run_once(case, seed)}), flush=True)
+    return 0
+
+
+def against_revision(options: argparse.Namespace, cases: list[Case]) -> int:
+    """Print what each case costs here and there."""
+    try:
+        commit, site = against.build(options.against)
+    except against.CannotBuild as error:
+        raise SystemExit(f"scheduler.py: cannot build {options.against}: {error}") from error
+    passed = ["--smoke"] if options.smoke else []
+    passed += ["--steps", str(options.steps)] if options.steps else []
+    found, one_sided = against.compare(site, [c.name for c in cases], passed, options.runs or 5)
+    print(f"{'case':16} {'here us':>10} {commit[:8]:>10} {'ratio':>7} {'best':>7}")
+    worse = []
+    for c in found:
+        is_worse = options.max_regression is not None and c.regresses(options.max_regression)
+        worse += [c.name] if is_worse else []
+        print(
+            f"{c.name:16} {c.ours_us:10.2f} {c.theirs_us:10.2f} {c.ratio:7.3f} {c.best_ratio:7.3f}"
+            + ("  regression" if is_worse else "")
+        )
+    for name in one_sided:
+        print(f"{name:16} not compared: one of the two cannot run it")
+    if options.json:
+        write(options.json, {"machine": machine.describe(), "against": commit, "cases": [asdict(c) for c in found]})
+    if worse:
+        print(f"scheduler.py: slower than {commit[:8]} by more than {options.max_regression}: {', '.join(worse)}")
+    return int(bool(worse))
+
+
+def write(path: Path, result: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def run(cases: list[Case]) -> tuple[list[dict[str, Any]], dict[str, str]]:

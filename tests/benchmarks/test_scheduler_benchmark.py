@@ -52,3 +52,20 @@ def test_unknown_case_is_refused_by_name():
     done = run("--only", "nonesuch")
     assert done.returncode == 1
     assert done.stderr == "scheduler.py: no case or group 'nonesuch'; --list shows them\n"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_against_a_revision_compares_both_builds(tmp_path):
+    out = tmp_path / "against.json"
+    done = run("--smoke", "--against", "HEAD", "--runs", "1", "--only", "decode-4-k0", "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(out.read_text(encoding="utf-8"))
+    assert [c["name"] for c in figures["cases"]] == ["decode-4-k0"]
+    assert len(figures["against"]) == 40
+
+
+def test_against_an_unknown_revision_is_refused():
+    done = run("--smoke", "--against", "no-such-revision", "--only", "decode-4-k0")
+    assert done.returncode == 1
+    assert "cannot build no-such-revision: git knows no revision 'no-such-revision'" in done.stderr
