@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from . import against, machine, report
+from . import against, comparisons, machine, overlap, report
 from .cases import Case, decode_cases, other_cases, smoke
 from .measure import measure, run_once
 from .targets import verdicts
@@ -28,6 +28,13 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
     out.add_argument("--against", metavar="REV", help="run the same traces on that git revision too, in turns")
     out.add_argument("--max-regression", type=float, metavar="RATIO", help="with --against: exit 1 above it, as 1.15")
+    out.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        choices=comparisons.MODES,
+        help="run that mode on this core, on plain Python and on $DEEPINFER_PEER_ENGINE, one JSON object a line",
+    )
     out.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     out.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     out.add_argument("--list", action="store_true", help="print the cases and stop")
@@ -57,6 +64,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if options.worker:
         return work(cases, options.seed)
+    if options.peer:
+        with machine.quiet():
+            return comparisons.stream(options.peer, options.smoke)
     where = machine.describe()
     print(
         f"{where['processor']}, {where['cores']} cores, load {where['load_1min']}, Python {where['python']},"
@@ -67,6 +77,13 @@ def main(arguments: list[str] | None = None) -> int:
     rows, absent = run(cases)
     found = verdicts({row["name"]: row for row in rows})
     print(*report.target_lines(found), sep="\n")
+    compared, hidden = [], []
+    if not options.only:
+        with machine.quiet():
+            compared = comparisons.table(options.smoke)
+        print(*comparisons.lines(compared), sep="\n")
+        hidden = overlap.table(options.smoke)
+        print(*overlap.lines(hidden), sep="\n")
     if options.json:
         result: dict[str, Any] = {
             "machine": where | {"load_1min_after": machine.describe()["load_1min"]},
@@ -74,6 +91,8 @@ def main(arguments: list[str] | None = None) -> int:
             "unit": "us",
             "cases": rows,
             "not_run": absent,
+            "comparisons": compared,
+            "overlap": hidden,
             "targets": report.target_rows(found),
         }
         write(options.json, result)

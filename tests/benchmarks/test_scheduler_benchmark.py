@@ -1,6 +1,7 @@
 """The scheduler benchmark runs, at sizes that take seconds; what it measures is not looked at."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,15 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "scheduler.py"
 
 
-def run(*arguments):
-    return subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, check=False, cwd=ROOT)
+def run(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, SCRIPT, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +54,47 @@ def test_smoke_names_a_verdict_for_every_target(smoke):
     done, figures = smoke
     assert {t["verdict"] for t in figures["targets"]} <= {"pass", "miss", "not run"}
     assert all(t["what"] in done.stdout for t in figures["targets"])
+
+
+def test_smoke_compares_with_plain_python_on_the_same_points(smoke):
+    _, figures = smoke
+    for row in figures["comparisons"]:
+        assert {"core", "plain-python"} <= set(row["us"])
+        assert all(us > 0 for us in row["us"].values())
+
+
+def test_smoke_shows_host_work_at_both_depths(smoke):
+    _, figures = smoke
+    assert [row["depth"] for row in figures["overlap"]] == [1, 2]
+    assert all(row["host_us"] > 0 for row in figures["overlap"])
+
+
+def test_peer_modes_run_on_an_external_scheduler_too():
+    module = str(Path(__file__).with_name("peer_module.py"))
+    done = run("--smoke", "--peer", "decode", "--peer", "admit", DEEPINFER_PEER_ENGINE=module)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    measured = {(r["scheduler"], r["mode"]) for r in rows}
+    assert measured == {(s, m) for s in ("core", "plain-python", "external") for m in ("decode", "admit")}
+    assert done.stderr == ""
+
+
+def test_probe_of_the_core_finds_nothing_missing_and_no_needless_preemption():
+    done = run("--smoke", "--peer", "probe", DEEPINFER_PEER_ENGINE="")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    found = {r["what"]: r for r in rows if r["scheduler"] == "core"}
+    for what in ("plain runs", "abort between chunks"):
+        assert (found[what]["ended"], found[what]["missing_blocks"], found[what]["missing_slots"]) == (True, 0, 0)
+    assert found["full pool, nobody grows"]["preempted"] == 0
+    assert found["12,288 tokens in a step"]["works"] is True
+    assert "DEEPINFER_PEER_ENGINE is not set" in done.stderr
+
+
+def test_peer_module_without_the_factory_is_refused_by_name():
+    done = run("--smoke", "--peer", "admit", DEEPINFER_PEER_ENGINE="json")
+    assert done.returncode == 1
+    assert done.stderr == "scheduler.py: DEEPINFER_PEER_ENGINE: json has no deepinfer_peer(settings)\n"
 
 
 def test_unknown_case_is_refused_by_name():

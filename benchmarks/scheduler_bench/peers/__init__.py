@@ -1,0 +1,1 @@
+"""Schedulers to compare with, all driven by the same loop (`drive`)."""
