@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-enum { ALIGN = 64 };
+enum { ALIGN = 64, SLAB_ITEMS = 64 };
 
 struct di_arena_block {
     di_arena_block *next;
@@ -29,6 +29,32 @@ void di_arena_free(di_arena *a)
         a->blocks = next;
     }
     a->bytes = 0;
+}
+
+struct di_slab_item {
+    di_slab_item *next;
+};
+
+void *di_slab_take(di_slab *s, size_t size)
+{
+    if (!s->free) {
+        size_t each = (size + ALIGN - 1) / ALIGN * ALIGN;
+        char *chunk = di_arena_take(&s->chunks, SLAB_ITEMS, each);
+        if (!chunk) return NULL;
+        /* Linked backwards, so that items are handed out in the order of their addresses. */
+        for (size_t i = SLAB_ITEMS; i-- > 0;) di_slab_give(s, chunk + i * each);
+    }
+    di_slab_item *item = s->free;
+    s->free = item->next;
+    return item;
+}
+
+void di_slab_give(di_slab *s, void *item)
+{
+    if (!item) return;
+    di_slab_item *free_item = item;
+    free_item->next = s->free;
+    s->free = free_item;
 }
 
 /* One cache line before the caller's bytes. */
@@ -100,4 +126,6 @@ void di_bins_free(di_bins *b)
         }
     }
     b->kept_bytes = 0;
+    di_arena_free(&b->slab.chunks);
+    b->slab.free = NULL;
 }

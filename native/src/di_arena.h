@@ -1,7 +1,8 @@
 /* Memory of a core. Two owners, nothing else allocates:
  *
  *   di_arena   what is sized at create; zeroed, 64-byte aligned, freed as a whole
- *   di_bins    one buffer per request; size classes with free lists, so that churn does not grow the process
+ *   di_bins    per request one fixed struct from a slab and one buffer; size classes with free lists, so that churn
+ *              does not grow the process
  */
 #ifndef DI_ARENA_H
 #define DI_ARENA_H
@@ -21,10 +22,22 @@ void di_arena_free(di_arena *a);
 
 enum { DI_BIN_COUNT = 96, DI_BIN_KEEP = 1 << 20 };
 typedef struct di_bin_head di_bin_head;
+typedef struct di_slab_item di_slab_item;
+typedef struct di_slab {
+    di_slab_item *free;
+    di_arena chunks;                /* kept until the end: structs are small, and the peak comes back */
+} di_slab;
 typedef struct di_bins {
     di_bin_head *free[DI_BIN_COUNT];
     size_t kept_bytes;              /* on the free lists */
+    di_slab slab;
 } di_bins;
+
+/* One struct of always the same size, a multiple of 64 bytes apart from the next; not zeroed. NULL when memory is
+ * short. The caller holds the lock. */
+void *di_slab_take(di_slab *s, size_t size);
+/* item may be NULL. */
+void di_slab_give(di_slab *s, void *item);
 
 /* At least size bytes, not zeroed, 64-byte aligned; NULL when memory is short. The caller holds the lock. */
 void *di_bins_take(di_bins *b, size_t size);

@@ -28,9 +28,9 @@ int di_check_inputs(di_core *c, const di_step *step, const di_input_metadata *re
     if (level(c) == DI_LEVEL_OFF) return 0;
     c->limits.step_id = step->id;
     int code = c->cfg.inputs
-        ? di_check_input_metadata_v41_in((const di_input_metadata_v41 *)(const void *)record, &step->record, &c->limits,
+        ? di_check_input_metadata_v41_in((const di_input_metadata_v41 *)(const void *)record, &step->out->record, &c->limits,
                                          level(c), &error)
-        : di_check_input_metadata_in(record, &step->record, &c->limits, level(c), &error);
+        : di_check_input_metadata_in(record, &step->out->record, &c->limits, level(c), &error);
     return own(code, &error);
 }
 
@@ -55,7 +55,7 @@ int di_check_output(di_core *c, const di_step *step, const di_sampler_output *re
     di_error error;
     if (level(c) == DI_LEVEL_OFF) return 0;
     c->limits.step_id = step->id;
-    int code = di_check_sampler_output_in(record, &step->record, &c->limits, level(c), &error);
+    int code = di_check_sampler_output_in(record, &step->out->record, &c->limits, level(c), &error);
     return code ? di_fail_with(DI_E_CONTRACT, &error) : 0;
 }
 

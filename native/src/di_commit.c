@@ -14,10 +14,10 @@ static float floored(const float *values, int32_t at)
 }
 
 /* Why the request ends with its newest token; NONE if it goes on. Order: stop ids, model length, max_tokens. */
-static uint8_t stop_reason(const di_core *c, const di_seq *s)
+static uint8_t stop_reason(const di_core *c, const di_seq *s, int32_t token)
 {
-    int32_t token = s->tokens[s->len - 1], n_output = di_seq_output_len(s);
-    if (n_output > s->sampling.min_tokens)
+    int32_t n_output = di_seq_output_len(s);
+    if (s->stop_mask >> (token & 31) & 1 && n_output > s->sampling.min_tokens)
         for (int32_t i = 0; i < s->n_stop; i++)
             if (s->stop_ids[i] == token) return DI_FINISH_STOP;
     if (s->len > c->cfg.max_model_len || n_output >= s->max_tokens) return DI_FINISH_LENGTH;
@@ -41,26 +41,31 @@ static void put_alternatives(di_event_arena *a, int32_t e, const int32_t *ids, c
     a->n_top += n;
 }
 
-/* One token of row i: draft j of it, or (j = accepted) the sampled one. */
-static int32_t put_token(di_event_arena *a, const di_row *r, int32_t i, int32_t j, int is_draft, const di_tokens *t)
+/* What a token's event says beyond the token itself. */
+static void put_extras(di_event_arena *a, int32_t e, const di_row *r, int32_t i, int32_t j, int is_draft,
+                       const di_tokens *t)
 {
-    const di_seq *s = r->seq;
-    int32_t e = a->count++, row = r->first + j;
-    a->seq_uid[e] = s->uid;
-    a->kind[e] = DI_EVENT_TOKEN;
-    a->flags[e] = is_draft ? DI_EVENT_FLAG_FROM_DRAFT : 0;
-    a->token_id[e] = s->tokens[s->len - 1];
-    a->logprob[e] = is_draft ? floored(t->verified_logprob, row) : floored(t->logprob, i);
-    a->draft_logprob[e] = is_draft ? floored(t->draft_logprob, row) : 0;
+    int32_t row = r->first + j;
     const float *smaller = is_draft ? t->verified_sum_smaller : t->sum_smaller;
+    a->draft_logprob[e] = is_draft ? floored(t->draft_logprob, row) : 0;
     a->sum_smaller[e] = smaller ? smaller[is_draft ? row : i] : 0;
-    a->output_index[e] = di_seq_output_len(s);
-    a->prompt_len[e] = s->prompt_len;
-    a->finish_reason[e] = DI_FINISH_NONE;
-    a->drafted[e] = a->accepted[e] = a->top_count[e] = 0;
-    a->conf_offset[e] = a->top_offset[e] = a->prompt_lp_offset[e] = -1;
     if (is_draft) put_alternatives(a, e, t->verified_top_ids, t->verified_top_logprobs, row, t->n_top);
     else put_alternatives(a, e, t->top_ids, t->top_logprobs, i, t->n_top);
+}
+
+/* The newest token of row i: draft j of it, or (j = accepted) the sampled one. */
+static int32_t put_token(di_event_arena *a, const di_row *r, int32_t i, int32_t j, int is_draft, int32_t token,
+                         const di_tokens *t)
+{
+    const di_seq *s = r->seq;
+    int32_t e = a->count++;
+    a->seq_uid[e] = s->uid;
+    a->token_id[e] = token;
+    a->logprob[e] = is_draft ? floored(t->verified_logprob, r->first + j) : floored(t->logprob, i);
+    a->output_index[e] = di_seq_output_len(s);
+    a->prompt_len[e] = s->prompt_len;
+    if (is_draft) a->flags[e] = DI_EVENT_FLAG_FROM_DRAFT;
+    if (t->has_extras) put_extras(a, e, r, i, j, is_draft, t);
     return e;
 }
 
@@ -81,8 +86,9 @@ static void keep_drafts(const di_core *c, di_seq *s, int32_t i, const di_tokens 
     int32_t k = c->cfg.num_draft;
     s->has_drafts = t->drafts != NULL && k > 0;
     for (int32_t j = 0; s->has_drafts && j < k; j++) {
-        int32_t id = t->drafts[i * k + j];
-        s->drafts[j] = id < 0 || id >= c->cfg.vocab_size ? c->cfg.vocab_size - 1 : id;   /* a pad draft (5.8) */
+        int32_t id = t->drafts[(size_t)i * (size_t)k + (size_t)j];
+        /* What is no token becomes a pad draft (5.8). */
+        s->drafts[j] = (uint32_t)id < (uint32_t)c->cfg.vocab_size ? id : c->cfg.vocab_size - 1;
     }
 }
 
@@ -95,24 +101,27 @@ static int append_tokens(di_core *c, di_step *step, int32_t i, const di_tokens *
     int32_t accepted = di_output_accepted(step, i, t);
     int32_t start_len = s->len, e = -1;
     uint8_t reason = DI_FINISH_NONE;
+    /* The buffer holds what these bounds allow (di_seq_create), and one more step is never begun at a bound. */
+    if (di_seq_output_len(s) >= s->max_tokens || s->len > c->cfg.max_model_len)
+        return di_fail(DI_E_INTERNAL, "", "tokens", "request %llu outgrows its buffer at %d tokens",
+                       (unsigned long long)s->uid, s->len);
     for (int32_t j = 0; j <= accepted && reason == DI_FINISH_NONE; j++) {
         int is_draft = j < accepted;
-        if (s->len >= s->cap_tokens)
-            return di_fail(DI_E_INTERNAL, "", "tokens", "request %llu outgrows %d tokens", (unsigned long long)s->uid,
-                           s->cap_tokens);
-        s->tokens[s->len++] = is_draft ? t->verified[r->first + j] : t->sampled[i];
-        e = put_token(a, r, i, j, is_draft, t);
-        reason = stop_reason(c, s);
+        int32_t token = is_draft ? t->verified[r->first + j] : t->sampled[i];
+        s->tokens[s->len++] = token;
+        e = put_token(a, r, i, j, is_draft, token, t);
+        reason = stop_reason(c, s, token);
     }
-    put_step_end(c, a, e, i, step->kind == DI_STEP_DECODE ? r->q - 1 : 0, accepted, t);
+    if (r->q > 1 || t->confidence) put_step_end(c, a, e, i, step->kind == DI_STEP_DECODE ? r->q - 1 : 0, accepted, t);
     int32_t appended = s->len - start_len;
     c->count.tokens_output += (uint64_t)appended;
     c->count.tokens_accepted += (uint64_t)accepted;
     if (step->kind == DI_STEP_DECODE) s->cached += appended;
     if (reason == DI_FINISH_NONE) {
-        keep_drafts(c, s, i, t);
+        if (c->cfg.num_draft > 0) keep_drafts(c, s, i, t);
         return 0;
     }
+    a->is_plain = 0;
     a->flags[e] |= DI_EVENT_FLAG_LAST;
     a->finish_reason[e] = reason;
     return di_core_finish(c, s, reason, 0);
@@ -151,10 +160,21 @@ static int commit_row(di_core *c, di_step *step, int32_t i, const di_tokens *t, 
     return code;
 }
 
+/* Bring the lines that rows ahead will touch: the request first, then, when that is there, the end of its tokens. */
+static void look_ahead(const di_step *step, int32_t i)
+{
+    if (i + DI_AHEAD >= step->n) return;
+    DI_PREFETCH(step->rows[i + DI_AHEAD].seq);
+    const di_seq *s = step->rows[i + DI_AHEAD / 2].seq;
+    DI_PREFETCH(&s->tokens[s->len]);
+}
+
 static int apply(di_core *c, di_step *step, const di_tokens *t, di_event_arena *a)
 {
     uint64_t overrun = c->count.overrun_rows;
+    if (t->has_extras || t->confidence || step->t > step->n) a->is_plain = 0;
     for (int32_t i = 0; i < step->n; i++) {
+        look_ahead(step, i);
         int code = commit_row(c, step, i, t, a);
         if (code) return code;
     }

@@ -8,6 +8,7 @@
 #include "di_config.h"
 #include "di_pack.h"
 #include "di_policy.h"
+#include "di_publish.h"
 #include "di_state.h"
 
 #ifndef DI_VERSION
@@ -125,7 +126,7 @@ void di_core_drop(di_core *c, di_seq *s)
     di_table_remove(&c->clients.table, s);
     if (s->keep == 0) {
         c->phase_count[DI_PHASE_RETIRED]--;
-        di_bins_give(&c->clients.bins, s);
+        di_seq_free(&c->clients.bins, s);
     }
     pthread_mutex_unlock(&c->clients.lock);
 }
@@ -148,11 +149,10 @@ static int create_rings(di_core *c)
     size_t n = (size_t)c->cfg.max_num_seqs;
     c->running = di_arena_take(&c->arena, n, sizeof *c->running);
     c->candidates = di_arena_take(&c->arena, n, sizeof *c->candidates);
-    if (!c->running || !c->candidates) return DI_E_CAPACITY;
+    c->growers = di_arena_take(&c->arena, n, sizeof *c->growers);
+    if (!c->running || !c->candidates || !c->growers) return DI_E_CAPACITY;
     for (int i = 0; i <= c->cfg.depth; i++) {
-        c->steps[i].rows = di_arena_take(&c->arena, n, sizeof(di_row));
-        if (!c->steps[i].rows || di_policy_create_outputs(c, &c->outputs[i])) return DI_E_CAPACITY;
-        if (di_policy_create_outputs(c, &c->spare_outputs[i])) return DI_E_CAPACITY;
+        if (di_publish_create(c, &c->outputs[i]) || di_publish_create(c, &c->spare_outputs[i])) return DI_E_CAPACITY;
         if (di_pack_create_staging(c, &c->staging[i])) return DI_E_CAPACITY;
     }
     return 0;
@@ -213,19 +213,19 @@ void di_core_destroy(di_core *c)
         while (c->clients.table.buckets[i]) {
             di_seq *s = c->clients.table.buckets[i];
             di_table_remove(&c->clients.table, s);
-            if (s->keep == 0) di_bins_give(&c->clients.bins, s);
+            if (s->keep == 0) di_seq_free(&c->clients.bins, s);
         }
     while (c->events.head) {
         di_seq *s = c->events.head;
         c->events.head = s->event_next;
         s->keep &= (uint8_t)~DI_KEEP_EVENT;
-        if (!s->keep) di_bins_give(&c->clients.bins, s);
+        if (!s->keep) di_seq_free(&c->clients.bins, s);
     }
     while (c->sweep_head) {
         di_seq *s = c->sweep_head;
         c->sweep_head = s->sweep_next;
         s->keep &= (uint8_t)~DI_KEEP_SWEEP;
-        if (!s->keep) di_bins_give(&c->clients.bins, s);
+        if (!s->keep) di_seq_free(&c->clients.bins, s);
     }
     di_bins_free(&c->clients.bins);
     di_events_free(&c->events);

@@ -269,9 +269,9 @@ int di_observe_step(di_core *c, uint64_t step, int64_t measured_ns)
     else if (step == 0 || record->id != step || step > c->committed)
         code = di_fail(DI_E_ORDER, "", "step_id", "step %llu is not among the newest committed ones (up to %llu)",
                        (unsigned long long)step, (unsigned long long)c->committed);
-    else if (c->cfg.cost_feedback && record->record.predicted_ns > 0) {
+    else if (c->cfg.cost_feedback && record->out->record.predicted_ns > 0) {
         di_cost *k = &c->cost;
-        double ratio = clamp((double)measured_ns / (double)record->record.predicted_ns, 1.0 / 1024, 1024);
+        double ratio = clamp((double)measured_ns / (double)record->out->record.predicted_ns, 1.0 / 1024, 1024);
         double factor = clamp(k->factor[record->kind] * tenth_root(ratio), 0.5, 2);
         k->factor[record->kind] = factor;
         k->fixed[record->kind] = (int64_t)(factor * (double)(1 << DI_COST_FRACTION) + 0.5);

@@ -45,6 +45,23 @@ static void free_arena(di_event_arena *a)
     free(a);
 }
 
+/* The columns that are the same for every ordinary token. */
+static void restore_defaults(di_event_arena *a, size_t n)
+{
+    memset(a->draft_logprob, 0, n * sizeof *a->draft_logprob);
+    memset(a->sum_smaller, 0, n * sizeof *a->sum_smaller);
+    memset(a->conf_offset, -1, n * sizeof *a->conf_offset);
+    memset(a->top_offset, -1, n * sizeof *a->top_offset);
+    memset(a->prompt_lp_offset, -1, n * sizeof *a->prompt_lp_offset);
+    memset(a->drafted, 0, n * sizeof *a->drafted);
+    memset(a->accepted, 0, n * sizeof *a->accepted);
+    memset(a->top_count, 0, n * sizeof *a->top_count);
+    memset(a->flags, 0, n * sizeof *a->flags);
+    memset(a->kind, DI_EVENT_TOKEN, n);
+    memset(a->finish_reason, DI_FINISH_NONE, n);
+    a->is_plain = 1;
+}
+
 static di_event_arena *make_arena(const di_events *e)
 {
     di_event_arena *a = calloc(1, sizeof *a);
@@ -59,6 +76,7 @@ static di_event_arena *make_arena(const di_events *e)
     uintptr_t at = ((uintptr_t)a->memory + LINE - 1) / LINE * LINE;
     lay_out(a, n, n_conf, (char *)at);
     a->bytes = bytes;
+    restore_defaults(a, n);
     return a;
 }
 
@@ -139,6 +157,7 @@ void di_events_begin(di_events *e, di_event_arena *a)
 {
     a->generation++;
     a->serial = ++e->serial;
+    if (!a->is_plain) restore_defaults(a, (size_t)a->count);
     a->count = a->n_conf = a->n_top = 0;
     for (int32_t i = 0; i < e->n_arenas; i++)
         if (e->arenas[i] == a) e->last = i;
@@ -156,6 +175,7 @@ void di_events_wait(di_events *e, di_seq *s)
 void di_events_flush(di_core *c, di_event_arena *a)
 {
     di_events *e = &c->events;
+    if (e->head) a->is_plain = 0;
     while (e->head && a->count < e->capacity) {
         di_seq *s = e->head;
         e->head = s->event_next;
@@ -166,12 +186,10 @@ void di_events_flush(di_core *c, di_event_arena *a)
         a->kind[i] = DI_EVENT_FINISH;
         a->flags[i] = DI_EVENT_FLAG_LAST;
         a->token_id[i] = -1;
-        a->logprob[i] = a->draft_logprob[i] = a->sum_smaller[i] = 0;
+        a->logprob[i] = 0;
         a->output_index[i] = s->event_output;
         a->prompt_len[i] = s->prompt_len;
         a->finish_reason[i] = s->reason;
-        a->drafted[i] = a->accepted[i] = a->top_count[i] = 0;
-        a->conf_offset[i] = a->top_offset[i] = a->prompt_lp_offset[i] = -1;
         s->keep &= (uint8_t)~DI_KEEP_EVENT;
         di_core_drop(c, s);
     }

@@ -16,6 +16,7 @@ typedef struct di_event_arena {
     uint64_t serial;          /* order of the last batch over all arenas; 0 = never used */
     int32_t pinned;
     int32_t count, n_conf, n_top;
+    int32_t is_plain;         /* every column that restore_defaults writes holds its default, at every index */
     uint64_t *seq_uid;
     float *logprob, *draft_logprob, *sum_smaller, *confidences, *top_logprobs;
     int32_t *token_id, *output_index, *prompt_len, *conf_offset, *top_offset, *prompt_lp_offset, *top_ids;
@@ -44,7 +45,8 @@ void di_events_free(di_events *e);
 /* The arena for the next batch with room for n_top alternatives; *out is untouched until di_events_begin.
  * DI_E_CAPACITY when the ring has to grow and memory is short. */
 int di_events_reserve(di_events *e, int32_t n_top, di_event_arena **out);
-/* Start a batch in a reserved arena. */
+/* Start a batch in a reserved arena: all columns but seq_uid, token_id, logprob, output_index and prompt_len say what a
+ * token without anything special needs. Who writes something else there clears is_plain. */
 void di_events_begin(di_events *e, di_event_arena *a);
 /* Queue the terminal event of a request. */
 void di_events_wait(di_events *e, di_seq *s);

@@ -54,17 +54,8 @@ static int take_output(const di_core *c, const di_step *step, const di_sampler_o
     TAKE_VERIFIED(verified_top_logprobs, verified_top_logprobs, DI_DTYPE_F32, m, t->verified_top_ids != NULL);
 #undef TAKE_VERIFIED
 #undef TAKE
+    t->has_extras = t->draft_logprob || t->sum_smaller || t->verified_sum_smaller || t->top_ids || t->verified_top_ids;
     return code;
-}
-
-int32_t di_output_accepted(const di_step *step, int32_t i, const di_tokens *t)
-{
-    const di_row *r = &step->rows[i];
-    if (step->kind == DI_STEP_PREFILL || r->q <= 1) return 0;
-    if (t->accepted) return t->accepted[i];
-    int32_t n = 0;
-    while (n < r->q - 1 && t->verified[r->first + n] >= 0) n++;
-    return n;
 }
 
 static int bad(const char *field, const di_row *r, int64_t value, const char *rule)
@@ -92,21 +83,35 @@ static int check_row(const di_core *c, const di_step *step, int32_t i, const di_
     return 0;
 }
 
+/* Every row is OK, has a token of the vocabulary and verifies nothing: no row needs a look of its own. */
+static int is_plain(const di_core *c, const di_step *step, const di_tokens *t)
+{
+    if (step->t > step->n && step->kind == DI_STEP_DECODE) return 0;
+    uint32_t vocab = (uint32_t)c->cfg.vocab_size;
+    int bad_rows = 0;
+    for (int32_t i = 0; i < step->n; i++) bad_rows |= t->status[i] != DI_ROW_OK;
+    for (int32_t i = 0; i < step->n; i++) bad_rows |= (uint32_t)t->sampled[i] >= vocab;
+    return !bad_rows;
+}
+
 int di_output_read(const di_core *c, const di_step *step, const di_sampler_output *output, di_tokens *t)
 {
     memset(t, 0, sizeof *t);
-    int is_needed = 0;
-    for (int32_t i = 0; i < step->n && !is_needed; i++) is_needed = di_output_wants_token(step, &step->rows[i]);
     if (!output) {
-        if (!is_needed) return 0;
-        return di_fail(DI_E_ARG, "SamplerOutput", "output", "NULL, but step %llu has rows that need a token",
-                       (unsigned long long)step->id);
+        for (int32_t i = 0; i < step->n; i++)
+            if (di_output_wants_token(step, &step->rows[i]))
+                return di_fail(DI_E_ARG, "SamplerOutput", "output", "NULL, but step %llu has rows that need a token",
+                               (unsigned long long)step->id);
+        return 0;
     }
     if (output->struct_size < sizeof *output)
         return di_fail(DI_E_CONTRACT, "SamplerOutput", "struct_size", "%u bytes, at least %zu are needed",
                        output->struct_size, sizeof *output);
     int code = take_output(c, step, output, t);
-    for (int32_t i = 0; i < step->n && !code; i++)
+    if (code || is_plain(c, step, t)) return code;
+    for (int32_t i = 0; i < step->n && !code; i++) {
+        if (i + DI_AHEAD < step->n) DI_PREFETCH(step->rows[i + DI_AHEAD].seq);
         if (di_output_wants_token(step, &step->rows[i])) code = check_row(c, step, i, t);
+    }
     return code;
 }

@@ -11,6 +11,7 @@ typedef struct di_tokens {
     const float *top_logprobs, *verified_top_logprobs;
     const int8_t *status;
     int32_t n_top;            /* M */
+    int has_extras;           /* events get more than the token and its log-probability */
 } di_tokens;
 
 /* The row's request gets a token from this step: neither ended nor recomputed since, and not in mid-prompt. */
@@ -24,7 +25,15 @@ static inline int di_output_wants_token(const di_step *step, const di_row *r)
 }
 
 /* Drafts of row i that were accepted: verified ids up to the first rejection. */
-int32_t di_output_accepted(const di_step *step, int32_t i, const di_tokens *t);
+static inline int32_t di_output_accepted(const di_step *step, int32_t i, const di_tokens *t)
+{
+    const di_row *r = &step->rows[i];
+    if (step->kind == DI_STEP_PREFILL || r->q <= 1) return 0;
+    if (t->accepted) return t->accepted[i];
+    int32_t n = 0;
+    while (n < r->q - 1 && t->verified[r->first + n] >= 0) n++;
+    return n;
+}
 /* Fill t from the record. DI_E_CONTRACT names the field. output may be NULL when no row wants a token. */
 int di_output_read(const di_core *c, const di_step *step, const di_sampler_output *output, di_tokens *t);
 

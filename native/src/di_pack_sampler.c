@@ -72,11 +72,11 @@ static lists pack_rows(const di_core *c, const di_step *step, di_staging *s)
         s->sample_pos[i] = start + 1;
         s->first_row[i] = first;
         s->row_count[i] = n;
-        s->draft_write[i] = r->draft_write;
+        s->draft_write[i] = r->draft_slot;
         if (is_prefill) s->selected_rows[i] = r->first + r->q - 1;
         for (int32_t j = 0; j < n && !is_prefill; j++) {
             s->selected_rows[first + j] = first + j;
-            s->draft_rows[first + j] = j < n - 1 ? r->draft_read * c->cfg.num_draft + j : 0;
+            s->draft_rows[first + j] = j < n - 1 ? di_row_draft_read(r) * c->cfg.num_draft + j : 0;
         }
         pack_tokens(r->seq, i, first, n, start, s, &l);
     }

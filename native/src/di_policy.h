@@ -1,12 +1,9 @@
-/* What a step runs: admission (2.3), decode (2.4), pressure (2.5). Each pass fills a step record and the lists of its
- * outputs; di_schedule.c turns both into the contract record. */
+/* What a step runs: admission (2.3), decode (2.4), pressure (2.5). Each pass adds rows to a step and entries to the
+ * lists of its outputs; di_publish.c makes the contract record of both. */
 #ifndef DI_POLICY_H
 #define DI_POLICY_H
 
 #include "di_state.h"
-
-/* Allocate the arrays of one SchedulerOutputs. */
-int di_policy_create_outputs(di_core *c, di_outputs *o);
 
 /* The used share is below the watermark and the queue's head could be admitted now. Pure. */
 int di_policy_wants_prefill(const di_core *c);
@@ -22,6 +19,6 @@ void di_policy_compact(di_core *c);
 /* Append a row to the step. */
 void di_policy_add_row(di_core *c, di_step *step, di_seq *s, int32_t start, int32_t q, int is_last_chunk);
 /* Note new table entries [from, n_blocks) of a request. */
-void di_policy_note_blocks(di_outputs *o, const di_seq *s, int32_t from);
+void di_policy_note_blocks(di_core *c, di_outputs *o, const di_seq *s, int32_t from);
 
 #endif

@@ -67,10 +67,24 @@ static int is_better_victim(const di_seq *a, const di_seq *b)
     return x != y ? x > y : a->uid > b->uid;
 }
 
+/* Blocks that come back without a decision: those in limbo, and those that a sequence which certainly ends with the
+ * steps in flight has for itself. */
+static int64_t blocks_on_their_way(const di_core *c)
+{
+    int64_t n = di_pool_limbo(&c->main);
+    for (int32_t i = 0; i < c->n_running; i++) {
+        const di_seq *s = c->running[i];
+        if (!s || !di_seq_is_certain_to_finish(s, c->cfg.max_model_len)) continue;
+        for (int32_t j = 0; j < s->n_blocks; j++) n += c->main.units[s->blocks[j]].ref == 1;
+    }
+    return n;
+}
+
 /* Preempt until what is free or on its way covers the need. Returns the candidates left in *n. */
 static int relieve(di_core *c, int32_t *n, int64_t need, di_outputs *o)
 {
-    while (*n > 0 && need > (int64_t)di_pool_free(&c->main) + di_pool_limbo(&c->main)) {
+    int64_t coming = blocks_on_their_way(c);
+    while (*n > 0 && need > (int64_t)di_pool_free(&c->main) + coming) {
         int32_t victim = 0;
         for (int32_t i = 1; i < *n; i++)
             if (is_better_victim(c->candidates[i], c->candidates[victim])) victim = i;
@@ -78,8 +92,10 @@ static int relieve(di_core *c, int32_t *n, int64_t need, di_outputs *o)
         need -= growth(c, s);
         for (int32_t i = victim + 1; i < *n; i++) c->candidates[i - 1] = c->candidates[i];
         --*n;
+        int32_t limbo = di_pool_limbo(&c->main);
         int code = preempt(c, s, o);
         if (code) return code;
+        coming += di_pool_limbo(&c->main) - limbo;
     }
     return 0;
 }
@@ -93,22 +109,29 @@ static int grow(di_core *c, di_seq *s, int32_t n, di_outputs *o)
                        (unsigned long long)s->uid, s->cap_blocks);
     if (di_pool_take(&c->main, n, s->blocks + from)) return DI_E_INTERNAL;
     s->n_blocks += n;
-    di_policy_note_blocks(o, s, from);
+    di_policy_note_blocks(c, o, s, from);
     return 0;
 }
 
-/* Give blocks to the sequences that were held longest, then in row order. One that must wait leaves the candidates. */
-static int grow_or_hold(di_core *c, int32_t *n, di_outputs *o)
+/* Blocks to the sequences that were held, then in row order, as far as they go. */
+static int grow_all(di_core *c, di_seq **list, int32_t n, di_outputs *o)
 {
     for (int held_first = 1; held_first >= 0; held_first--) {
-        for (int32_t i = 0; i < *n; i++) {
-            di_seq *s = c->candidates[i];
-            int32_t blocks = growth(c, s);
-            if ((s->holds > 0) != held_first || blocks == 0 || blocks > di_pool_free(&c->main)) continue;
-            int code = grow(c, s, blocks, o);
+        for (int32_t i = 0; i < n; i++) {
+            int32_t blocks = growth(c, list[i]);
+            if ((list[i]->holds > 0) != held_first || blocks > di_pool_free(&c->main)) continue;
+            int code = grow(c, list[i], blocks, o);
             if (code) return code;
         }
     }
+    return 0;
+}
+
+/* Grow what can grow. One that must wait for blocks leaves the candidates. */
+static int grow_or_hold(di_core *c, int32_t *n, di_outputs *o)
+{
+    int code = grow_all(c, c->candidates, *n, o);
+    if (code) return code;
     int32_t kept = 0;
     for (int32_t i = 0; i < *n; i++) {
         di_seq *s = c->candidates[i];
@@ -120,7 +143,7 @@ static int grow_or_hold(di_core *c, int32_t *n, di_outputs *o)
             o->held_uid[o->n_held++] = s->uid;
             continue;
         }
-        int code = preempt(c, s, o);    /* held for long enough */
+        code = preempt(c, s, o);    /* held for long enough */
         if (code) return code;
     }
     *n = kept;
@@ -141,20 +164,40 @@ static void sort_by_length(di_seq **s, int32_t n)
         }
 }
 
-int di_policy_decode(di_core *c, di_step *step, di_outputs *o)
+/* The running sequences that could run, and those of them that need blocks. Returns the blocks needed. */
+static int64_t choose(di_core *c, int32_t *n_candidates, int32_t *n_growers)
 {
-    if (c->live_running != c->n_running) di_policy_compact(c);
-    int32_t n = 0;
+    int32_t n = 0, growers = 0;
     int64_t need = 0;
     for (int32_t i = 0; i < c->n_running; i++) {
         di_seq *s = c->running[i];
+        if (i + DI_AHEAD < c->n_running) DI_PREFETCH(c->running[i + DI_AHEAD]);
         if (!is_candidate(c, s)) continue;
         c->candidates[n++] = s;
-        need += growth(c, s);
+        int32_t blocks = growth(c, s);
+        if (blocks == 0) continue;
+        c->growers[growers++] = s;
+        need += blocks;
     }
-    int code = 0;
-    if (need > 0) code = relieve(c, &n, need, o);
-    if (!code && need > 0) code = grow_or_hold(c, &n, o);
+    *n_candidates = n;
+    *n_growers = growers;
+    return need;
+}
+
+/* Blocks for everybody who needs some: from the free list if it has them all, else under pressure. */
+static int provide(di_core *c, int32_t *n, int32_t growers, int64_t need, di_outputs *o)
+{
+    if (need <= di_pool_free(&c->main)) return grow_all(c, c->growers, growers, o);
+    int code = relieve(c, n, need, o);
+    return code ? code : grow_or_hold(c, n, o);
+}
+
+int di_policy_decode(di_core *c, di_step *step, di_outputs *o)
+{
+    if (c->live_running != c->n_running) di_policy_compact(c);
+    int32_t n = 0, growers = 0;
+    int64_t need = choose(c, &n, &growers);
+    int code = need > 0 ? provide(c, &n, growers, need, o) : 0;
     if (code) return code;
     if (c->cfg.row_order == 1) sort_by_length(c->candidates, n);
     for (int32_t i = 0; i < n; i++) {

@@ -73,7 +73,7 @@ static int admit(di_core *c, di_seq *s, di_outputs *o)
     if (code) return DI_E_INTERNAL;
     s->n_blocks = blocks;
     c->admitted++;
-    di_policy_note_blocks(o, s, 0);
+    di_policy_note_blocks(c, o, s, 0);
     if (s->state_slot) note_zero(o, DI_POOL_STATE, s->state_slot);
     if (s->swa_slot && c->cfg.zero_swa_on_alloc) note_zero(o, DI_POOL_SWA, s->swa_slot);
     return 0;

@@ -64,12 +64,17 @@ int di_seq_create(di_bins *bins, const di_request *r, int32_t max_model_len, int
     int32_t n_stop = (r->ignore_eos ? 0 : r->num_eos) + r->num_stop;
     int32_t n_forced = min64(r->num_forced, r->max_tokens);
     size_t ints = (size_t)cap_tokens + (size_t)cap_blocks + (size_t)num_draft + (size_t)n_stop + (size_t)n_forced;
-    if (ints > (SIZE_MAX / 4 - sizeof(di_seq)) / sizeof(int32_t))
+    if (ints > SIZE_MAX / 8 / sizeof(int32_t))
         return di_fail(DI_E_CAPACITY, "Request", "max_tokens", "%d tokens do not fit in memory", cap_tokens);
-    di_seq *s = di_bins_take(bins, sizeof *s + ints * sizeof(int32_t));
-    if (!s) return di_fail(DI_E_CAPACITY, "Request", "max_tokens", "no memory for %d tokens", cap_tokens);
+    di_seq *s = di_slab_take(&bins->slab, sizeof *s);
+    void *arrays = s ? di_bins_take(bins, ints * sizeof(int32_t)) : NULL;
+    if (!arrays) {
+        di_slab_give(&bins->slab, s);
+        return di_fail(DI_E_CAPACITY, "Request", "max_tokens", "no memory for %d tokens", cap_tokens);
+    }
     memset(s, 0, sizeof *s);
-    s->tokens = (int32_t *)(void *)(s + 1);
+    s->arrays = arrays;
+    s->tokens = arrays;
     s->blocks = s->tokens + cap_tokens;
     s->drafts = s->blocks + cap_blocks;
     s->stop_ids = s->drafts + num_draft;
@@ -95,8 +100,15 @@ int di_seq_create(di_bins *bins, const di_request *r, int32_t max_model_len, int
         .frequency_penalty = r->frequency_penalty, .top_k = r->top_k == 0 ? -1 : r->top_k,
         .min_tokens = r->min_tokens, .seed = r->seed,
     };
+    for (int32_t i = 0; i < n_stop; i++) s->stop_mask |= UINT32_C(1) << (s->stop_ids[i] & 31);
     *out = s;
     return 0;
+}
+
+void di_seq_free(di_bins *bins, di_seq *s)
+{
+    di_bins_give(bins, s->arrays);
+    di_slab_give(&bins->slab, s);
 }
 
 int di_table_init(di_table *t, di_arena *a, int32_t max_num_seqs)

@@ -7,9 +7,9 @@
  *                ^  \________________________/ |  \-> ZOMBIE -> RETIRED     (terminal while steps are in flight)
  *                '--------- preempted ---------'
  *
- * One buffer holds the struct and all its arrays, made by submit at their final size: nothing grows in a step. The
- * buffer is given back when the request is RETIRED, no step refers to it, its terminal event was handed out and a
- * schedule call reported it.
+ * The struct lies in a slab, dense, so that the hot lines of neighbours do not compete for the same sets of a cache;
+ * one buffer holds all its arrays, made by submit at their final size: nothing grows in a step. Both are given back
+ * when the request is RETIRED, no step refers to it, its terminal event was handed out and a schedule call reported it.
  */
 #ifndef DI_SEQ_H
 #define DI_SEQ_H
@@ -35,31 +35,34 @@ typedef struct di_sampling {
 } di_sampling;
 
 struct di_seq {
-    /* hot: read for every row of every step */
-    uint64_t uid;
-    uint64_t last_step;       /* newest step that uses this request's units; epoch of their release */
+    /* hot: all that a decode step and its commit read and write, one cache line */
     int32_t len;              /* committed tokens, prompt and output */
     int32_t cached;           /* committed positions whose cache rows were computed */
     int32_t n_blocks;         /* used entries of blocks; 0 after release */
     int32_t prompt_len;
     int32_t max_tokens;
     int32_t last_row;         /* row in last_step */
-    int32_t running_at;       /* index in the running set while listed there */
+    uint64_t last_step;       /* newest step that uses this request's units; epoch of their release */
+    uint64_t uid;
     uint32_t generation;      /* recomputations */
+    uint32_t stop_mask;       /* bit id % 32 of every stop id: most tokens are no stop id at one look */
+    int32_t *tokens;          /* [cap_tokens] */
     uint8_t phase;            /* changed under the client lock, read anywhere on the engine thread */
-    uint8_t reason;
     uint8_t inflight;         /* launched, uncommitted steps of this generation */
     uint8_t inflight_all;     /* ... of every generation */
     uint8_t holds;            /* consecutive steps held */
-    uint8_t keep;
     uint8_t has_drafts;
     uint8_t awaits_first;     /* the step that ends its prompt is in flight */
     uint8_t listed;           /* in a queue or the running set */
-    int32_t swa_slot, state_slot, draft_slot, row_slot; /* 0 = none */
-    int32_t *tokens;          /* [cap_tokens] */
+    uint8_t reason;
+    /* read when something changes */
     int32_t *blocks;          /* [cap_blocks] */
     int32_t *drafts;          /* [K] to verify next */
+    int32_t swa_slot, state_slot, draft_slot, row_slot; /* 0 = none */
+    int32_t running_at;       /* index in the running set while listed there */
+    uint8_t keep;
     /* cold */
+    void *arrays;             /* the buffer of all arrays */
     int32_t cap_tokens, cap_blocks;
     uint64_t ticket;
     int32_t priority;
@@ -79,10 +82,14 @@ struct di_seq {
     int32_t event_output;           /* output tokens of the terminal event */
 };
 
+_Static_assert(offsetof(di_seq, blocks) == 64, "the hot fields fill one cache line");
+
 /* Copy a request into a buffer of its final size. limit_tokens bounds prompt + output; slack_tokens is the reserve
  * past the last token for steps in flight. DI_E_CAPACITY when memory is short. Lock held. */
 int di_seq_create(di_bins *bins, const di_request *r, int32_t max_model_len, int32_t num_draft, int32_t block_size,
                   int32_t num_blocks, int32_t slack_tokens, di_seq **out);
+/* Give the memory of a request back. Lock held. */
+void di_seq_free(di_bins *bins, di_seq *s);
 /* Check a request's values; names the field. Needs no lock. */
 int di_request_check(const di_request *r, int32_t vocab_size);
 

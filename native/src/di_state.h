@@ -18,30 +18,44 @@
 #include "di_queue.h"
 #include "di_seq.h"
 
-/* One row of a launched step: what pack and commit need when the request may have moved on. */
+/* One row of a launched step: what pack and commit need when the request may have moved on. The first group stays as it
+ * is while the same request keeps the same row from one use of the ring slot to the next. */
 typedef struct di_row {
-    di_seq *seq;
+    uint64_t uid;
     uint32_t generation;
+    int32_t row_slot, swa_slot, state_slot, draft_slot;
+    int32_t kind;             /* DI_STEP_ of the step that wrote this group */
+
+    di_seq *seq;              /* NULL once the row is committed */
     int32_t start, q;         /* positions [start, start + q); an upper bound of start while a step is in flight */
     int32_t first;            /* row of its first token among the step's T rows */
     int32_t full_len;         /* committed tokens at schedule */
     int32_t n_blocks;
     int32_t remap;
-    int32_t row_slot, swa_slot, state_slot, draft_read, draft_write;
     uint8_t inflight, is_last_chunk, has_drafts, pad;
 } di_row;
 
+/* Draft slot whose drafts the row verifies, 0 = none yet. */
+static inline int32_t di_row_draft_read(const di_row *r) { return r->has_drafts || r->remap >= 0 ? r->draft_slot : 0; }
+
+struct di_outputs;
 typedef struct di_step {
     uint64_t id;              /* 0 = never used */
     int32_t kind;             /* DI_STEP_ */
     int32_t n, t;
     int32_t is_open;          /* launched, not committed */
-    di_row *rows;             /* [max_num_seqs] */
-    di_scheduler_outputs record;  /* as published; its arrays live as long as the step */
+    di_row *rows;             /* [max_num_seqs]; those of out */
+    struct di_outputs *out;   /* as published; lives as long as the step */
+    int64_t sum_qk;
+    int32_t min_k, max_k;
+    int32_t n_identity;       /* rows whose remap is the row itself */
+    int32_t n_placed;         /* rows that are not where they were when the ring slot was last used */
 } di_step;
 
 /* Host arrays of one SchedulerOutputs; depth + 1 of them in a ring by step, and as many for empty calls. */
 typedef struct di_outputs {
+    di_scheduler_outputs record;  /* its views are made once; a call changes lengths and scalars */
+    di_row *rows;
     uint64_t *seq_uid;
     uint32_t *generation;
     int32_t *row_slot, *seqlens_q, *seqlens_k, *cached, *full_len, *remap;
@@ -51,6 +65,8 @@ typedef struct di_outputs {
     uint8_t *inflight, *is_last_chunk, *finished_reason, *ignored_reason;
     uint64_t *finished_uid, *ignored_uid, *held_uid, *preempted_uid;
     int32_t n_delta, n_zero, n_finished, n_ignored, n_held, n_preempted;
+    int32_t csr_rows;             /* rows whose tables are in bt_ids */
+    uint64_t csr_changes;         /* table entries made in this core when they were copied */
 } di_outputs;
 
 /* Staging of one InputMetadata and SamplerInputs; depth + 1 in a ring, by step. */
@@ -104,7 +120,9 @@ struct di_core {
     di_staging staging[DI_MAX_DEPTH + 1];
     int32_t *ngram_table;
 
-    di_seq **candidates;      /* [max_num_seqs] scratch of the decode pass */
+    uint64_t table_changes;   /* block-table entries made so far */
+
+    di_seq **candidates, **growers;   /* [max_num_seqs] scratch of the decode pass */
     di_seq *sweep_head, *sweep_tail;      /* ended, not reported by schedule */
     di_events events;
     di_counters count;
@@ -133,6 +151,14 @@ int di_core_finish(di_core *c, di_seq *s, uint8_t reason, int with_event);
 void di_core_settle(di_core *c, di_seq *s);
 /* Give the buffer back if nothing refers to the request any more. */
 void di_core_drop(di_core *c, di_seq *s);
+
+/* Loops over requests look this many ahead: their hot lines are read before they are needed. */
+enum { DI_AHEAD = 8 };
+#if defined(__GNUC__)
+#define DI_PREFETCH(p) __builtin_prefetch(p)
+#else
+#define DI_PREFETCH(p) ((void)(p))
+#endif
 
 static inline di_step *di_core_step(di_core *c, uint64_t id) { return &c->steps[id % (uint64_t)(c->cfg.depth + 1)]; }
 static inline di_staging *di_core_staging(di_core *c, uint64_t id)

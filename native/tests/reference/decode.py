@@ -52,10 +52,16 @@ def preempt(m, s: Request, out) -> None:
     out.preempted_uid.append(s.uid)
 
 
+def on_their_way(m) -> int:
+    """Blocks that come back without a decision: limbo, and what a request that certainly ends has for itself."""
+    ending = [s for s in m.running if is_certain_to_finish(m, s)]
+    return len(m.main.limbo) + sum(m.main.ref[b] == 1 for s in ending for b in s.blocks)
+
+
 def relieve(m, candidates: list[Request], out) -> None:
     """Preempt, largest output first, until what is free or on its way covers the need."""
     need = sum(growth(m, s) for s in candidates)
-    while candidates and need > m.main.available + len(m.main.limbo):
+    while candidates and need > m.main.available + on_their_way(m):
         victim = max(candidates, key=lambda s: (s.n_output, s.uid))
         need -= growth(m, victim)
         candidates.remove(victim)
