@@ -178,9 +178,9 @@ typedef struct di_cost_model {
     int32_t pad_keep;
     int64_t base;                   /* of a step, 0 .. 2**50 */
     int64_t seq;                    /* of a request, 0 .. 2**50 */
-    int64_t row;                    /* of a query token, 0 .. 2**40 */
-    int64_t kept;                   /* of a row of the decoder half, 0 .. 2**40 */
-    int64_t logit;                  /* of a row that gets logits, 0 .. 2**40 */
+    int64_t row;                    /* of a query token, 0 .. 2**50 */
+    int64_t kept;                   /* of a row of the decoder half, 0 .. 2**50 */
+    int64_t logit;                  /* of a row that gets logits, 0 .. 2**50 */
     di_cost_kind kind[8];
 } di_cost_model;
 

@@ -6,7 +6,7 @@ enum { MAX_ROWS = 65535, MAX_UNIT = 1 << 16 };
 
 /* Sums stop here: far beyond any budget, and g times it still fits. */
 static const di_wide DI_COST_MOST = (di_wide)1 << 104;
-static const int64_t MAX_STEP_COST = (int64_t)1 << 50, MAX_ROW_COST = (int64_t)1 << 40;
+static const int64_t MAX_COST = (int64_t)1 << 50, MAX_PAIR_COST = (int64_t)1 << 40;
 
 /* sum over t = 1 .. n of min(floor(t / r), cap); cap 0 = none. n < 2**33, and n < 2**31 where r is 1. */
 static int64_t keys_up_to(int64_t n, int64_t r, int64_t cap)
@@ -77,7 +77,7 @@ static int refuse(const char *field, int64_t value, const char *bound)
 
 static int check_kind(const di_cost_kind *k)
 {
-    if (k->pair < 0 || k->pair > MAX_ROW_COST) return refuse("kind.pair", k->pair, "0 .. 2**40");
+    if (k->pair < 0 || k->pair > MAX_PAIR_COST) return refuse("kind.pair", k->pair, "0 .. 2**40");
     if (k->ratio < 1 || k->ratio > MAX_UNIT) return refuse("kind.ratio", k->ratio, "1 .. 65536");
     if (k->cap < 0) return refuse("kind.cap", k->cap, ">= 0");
     if (k->shift < 0 || k->shift > 1) return refuse("kind.shift", k->shift, "0 or 1");
@@ -91,11 +91,11 @@ static int check_model(const di_cost_model *m)
     if (m->struct_size != sizeof *m) return refuse("struct_size", m->struct_size, "size of di_cost_model");
     if (m->num_kinds < 0 || m->num_kinds > DI_COST_KINDS) return refuse("num_kinds", m->num_kinds, "0 .. 8");
     if (m->keep < 0) return refuse("keep", m->keep, ">= 0");
-    if (m->base < 0 || m->base > MAX_STEP_COST) return refuse("base", m->base, "0 .. 2**50");
-    if (m->seq < 0 || m->seq > MAX_STEP_COST) return refuse("seq", m->seq, "0 .. 2**50");
-    if (m->row < 0 || m->row > MAX_ROW_COST) return refuse("row", m->row, "0 .. 2**40");
-    if (m->kept < 0 || m->kept > MAX_ROW_COST) return refuse("kept", m->kept, "0 .. 2**40");
-    if (m->logit < 0 || m->logit > MAX_ROW_COST) return refuse("logit", m->logit, "0 .. 2**40");
+    if (m->base < 0 || m->base > MAX_COST) return refuse("base", m->base, "0 .. 2**50");
+    if (m->seq < 0 || m->seq > MAX_COST) return refuse("seq", m->seq, "0 .. 2**50");
+    if (m->row < 0 || m->row > MAX_COST) return refuse("row", m->row, "0 .. 2**50");
+    if (m->kept < 0 || m->kept > MAX_COST) return refuse("kept", m->kept, "0 .. 2**50");
+    if (m->logit < 0 || m->logit > MAX_COST) return refuse("logit", m->logit, "0 .. 2**50");
     int code = 0;
     for (int32_t i = 0; i < m->num_kinds && !code; i++) code = check_kind(&m->kind[i]);
     return code;

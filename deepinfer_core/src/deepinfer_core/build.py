@@ -9,10 +9,11 @@ from typing import Any, Protocol
 import attrs
 from attrs import frozen
 
+from deepinfer_core.calibration.engine_facts import budget_of
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.engine import Engine
 from deepinfer_core.errors import ConfigError, DeepInferError, EngineError, NotSupported
-from deepinfer_core.interfaces import Backend, Model, Sampler
+from deepinfer_core.interfaces import Backend, Model, Sampler, StepObserver
 from deepinfer_core.memory import PoolPlan, plan_pools
 from deepinfer_core.model_length import resolve_max_model_len
 from deepinfer_core.native_core import make_core
@@ -55,6 +56,8 @@ class Built:
     """Ids that a caller may name: all rows of the model."""
     max_model_len: int
     max_num_batched_tokens: int
+    notes: tuple[str, ...] = ()
+    """Lines for stderr about how it was made."""
 
 
 def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
@@ -91,12 +94,28 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
     # Rows of the head beyond the tokenizer have no text and must not be chosen.
     sampled_vocab = min(vocab_size, tokenizer.vocab_size)
     sampler = parts.make_sampler(config.sampler, {}, sampled_vocab)
-    core = make_core(**_core_settings(config, hints, plan, vocab_size, max_model_len, batched))
+    settings = _core_settings(config, hints, plan, vocab_size, max_model_len, batched)
     owners = attrs.evolve(owners, sampler=parts.owners.get("sampler", ""))  # known once it is made
-    engine = Engine(
-        core, parts.backend, parts.model, sampler, caches, tokenizer, vocab_size=sampled_vocab, owners=owners
-    )
-    return Built(engine, tokenizer, plan, vocab_size, max_model_len, batched)
+
+    def make_engine(changes: Mapping[str, Any], *observers: StepObserver) -> Engine:
+        return Engine(
+            make_core(**{**settings, **changes}),
+            parts.backend,
+            parts.model,
+            sampler,
+            caches,
+            tokenizer,
+            vocab_size=sampled_vocab,
+            observers=observers,
+            owners=owners,
+        )
+
+    if config.target_itl_ms is None:
+        return Built(make_engine({}), tokenizer, plan, vocab_size, max_model_len, batched)
+    budget = budget_of(parts, plan, settings, make_engine, tokenizer)
+    engine = make_engine(budget.settings(config.max_chunk or batched))
+    engine.core.set_cost_model(budget.profile.prefill, decode=budget.profile.decode)
+    return Built(engine, tokenizer, plan, vocab_size, max_model_len, batched, (budget.text,))
 
 
 @contextmanager

@@ -61,6 +61,13 @@ class EngineConfig:
         None, "Most prompt tokens of one sequence in a step.", kind="integer", minimum=1, maximum=2**24
     )
     chunked_prefill: bool = setting(True, "Split long prompts over several steps.", kind="boolean")
+    target_itl_ms: int | None = setting(
+        None,
+        "Milliseconds between two decode steps that prompt chunks must keep to; measures step times once.",
+        kind="integer",
+        minimum=1,
+        maximum=600_000,
+    )
     block_size: int | None = setting(None, "Tokens of one cache block.", kind="integer", minimum=1, maximum=4096)
     kv_memory: int = setting(256 << 20, "Memory for the caches, e.g. 512MiB.", kind="size", minimum=1, maximum=2**48)
     sampler: str = setting("canonical", "Sampler plugin.", kind="text")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
@@ -66,6 +67,8 @@ class LLM:
         except BaseException:
             self._close_assembly()
             raise
+        for line in self.built.notes:
+            sys.stderr.write(f"{line}\n")
         self.config: EngineConfig = assembly.config
         self._engine = self.built.engine
 

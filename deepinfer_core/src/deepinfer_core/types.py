@@ -99,6 +99,8 @@ class SchedulerHints:
     zero_swa_on_alloc: bool = False
     inputs: Literal["InputMetadata", "InputMetadataV41"] = "InputMetadata"
     """The richest input record any plugin reads; the packer fills no more than that."""
+    index_topk: int = 0
+    """Compressed entries that a query attends to at most where there is an indexer; 0 = not told. For cost models."""
 
 
 @frozen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from attrs import field, frozen
@@ -65,6 +65,10 @@ class AttentionKind:
         return self.block * (_keys_up_to(end + up, ratio, self.cap) - _keys_up_to(start + up, ratio, self.cap))
 
 
+def _kinds(kinds: Iterable[AttentionKind]) -> tuple[AttentionKind, ...]:
+    return tuple(kinds)
+
+
 @frozen
 class CostRow:
     """One request of a step: positions ``[start, start + q)`` of ``full_len`` prompt tokens (decode: ``start + q``).
@@ -82,8 +86,8 @@ class CostRow:
 @frozen(kw_only=True)
 class CostModel:
     """Times in ns: of a step, of each request, of each row, of each row that the decoder half runs, of each row with
-    logits, and of the pairs of up to 8 attention kinds. Raises ArgumentError for a time outside 0 .. 2**30 (pairs and
-    rows: 2**20).
+    logits, and of the pairs of up to 8 attention kinds. Raises ArgumentError for a time outside 0 .. 2**30 (pairs:
+    2**20).
 
     ``keep``: rows of a prompt that the decoder half runs (bounded replay, 3.7); 0 = all.
     """
@@ -93,7 +97,7 @@ class CostModel:
     row_ns: float = field(default=0.0, converter=_time)
     kept_ns: float = field(default=0.0, converter=_time)
     logit_ns: float = field(default=0.0, converter=_time)
-    attention: tuple[AttentionKind, ...] = field(default=(), converter=tuple)
+    attention: tuple[AttentionKind, ...] = field(default=(), converter=_kinds)
     keep: int = 0
 
     def predict_ns(self, rows: Sequence[CostRow]) -> int:

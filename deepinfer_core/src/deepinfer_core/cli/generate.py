@@ -40,6 +40,7 @@ SETTINGS = (
     "max_num_batched_tokens",
     "max_chunk",
     "chunked_prefill",
+    "target_itl_ms",
     "block_size",
     "cache_formats",
     "num_threads",

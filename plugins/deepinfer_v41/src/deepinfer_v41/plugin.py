@@ -145,6 +145,7 @@ def deepinfer_scheduler_hints(match: ModelMatch, backend: Backend) -> SchedulerH
         max_model_len=model.max_position_embeddings,
         vocab_size=min(model.vocab_size, len(tables.token_map)),
         inputs="InputMetadataV41",
+        index_topk=model.index_topk,
     )
 
 

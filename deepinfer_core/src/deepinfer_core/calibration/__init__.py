@@ -1,0 +1,7 @@
+"""What a step costs on this machine: measured once, kept in a file, given to the scheduler (``spec/engine.md`` 2.8)."""
+
+from __future__ import annotations
+
+from deepinfer_core.calibration.budget import TimeBudget, time_budget
+
+__all__ = ["TimeBudget", "time_budget"]

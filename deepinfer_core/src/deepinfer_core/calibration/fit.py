@@ -1,0 +1,74 @@
+"""Coefficients of a `CostModel` from measured steps: non-negative least squares of relative errors.
+
+The coefficients are few (at most two or three, and one for each attention kind), and the best non-negative ones are the
+plain least-squares solution over the columns that are not zero (the Karush-Kuhn-Tucker conditions). So all sets of
+columns are tried with ``numpy.linalg.lstsq``, and the best solution without a negative value is the exact optimum: at
+most 2**10 solves of a few dozen rows, no iteration, no tolerance, and no dependency for one function. With equal
+residuals the smaller set wins, so that columns that say the same do not share a cost.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from deepinfer_core.calibration.measure import Point
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from deepinfer_native import AttentionKind, CostModel
+
+MAX_COLUMNS = 10
+NOISE = 1e-3
+"""A column must lower the squared residual by this share to be used."""
+
+
+def nonnegative_least_squares(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """x >= 0 with the least ``|a @ x - b|``. ``a``: [rows, columns], at most ``MAX_COLUMNS`` columns; ``b``: [rows]."""
+    import numpy as np
+
+    columns = a.shape[1]
+    if not 1 <= columns <= MAX_COLUMNS:
+        raise ValueError(f"{columns} columns, from 1 to {MAX_COLUMNS} can be tried")
+    scale = np.linalg.norm(a, axis=0)
+    scale[scale == 0] = 1  # a column of zeros explains nothing and gets 0
+    best, least = np.zeros(columns), float(b @ b)
+    for size in range(1, columns + 1):
+        for chosen in itertools.combinations(range(columns), size):
+            picked = list(chosen)
+            x = np.linalg.lstsq(a[:, picked] / scale[picked], b, rcond=None)[0]
+            if (x < 0).any():
+                continue
+            residual = a[:, picked] / scale[picked] @ x - b
+            if float(residual @ residual) < least * (1 - NOISE):
+                best, least = np.zeros(columns), float(residual @ residual)
+                best[picked] = x / scale[picked]
+    return best
+
+
+def fit(points: Sequence[Point], kinds: Sequence[AttentionKind]) -> tuple[CostModel, float]:
+    """A model for steps of one kind, and its relative error (root mean square) at the points."""
+    import numpy as np
+
+    from deepinfer_native import AttentionKind, CostModel
+
+    # Rows of one decode step are in proportion to its requests: there is no column for them.
+    names = ["base_ns", "seq_ns"] + (["row_ns"] if points[0].kind == "prefill" else [])
+    table: list[list[Any]] = []
+    for p in points:
+        table.append([1, p.n] + ([p.n * p.q] if len(names) > 2 else []))
+        table[-1] += [p.n * kind.pairs(p.end - p.q, p.end) for kind in kinds]
+    measured = np.array([p.ns for p in points], dtype=np.float64)
+    a = np.array(table, dtype=np.float64) / measured[:, None]
+    x = nonnegative_least_squares(a, np.ones(len(points)))
+    error = float(np.sqrt(np.mean((a @ x - 1) ** 2)))
+    attention = tuple(
+        AttentionKind(k.ratio, k.cap, k.shift, k.block, float(v))
+        for k, v in zip(kinds, x[len(names) :], strict=True)
+        if v > 0
+    )
+    base, seq, *row = x[: len(names)].tolist()
+    return CostModel(base_ns=base, seq_ns=seq, row_ns=row[0] if row else 0.0, attention=attention), error
