@@ -15,7 +15,7 @@ from deepinfer_contracts import CONTRACTS, ContractInfo, ContractMismatch, Decla
 LAYOUT = {
     "SchedulerOutputs": "b6700cc271609918",
     "InputMetadata": "f8ce46d22c2ed356",
-    "InputMetadataV41": "0c2f3ea89ad95851",
+    "InputMetadataV41": "99fea38e294cc6d1",
     "SamplerInputs": "e035373373fec079",
     "SamplerOutput": "05f9f132bc67f469",
     "EventBatch": "a7716fe282ff4763",

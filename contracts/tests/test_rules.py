@@ -45,6 +45,13 @@ def mirrored() -> Any:
     return r
 
 
+def fed() -> Any:
+    """The decode record with rows that continue a step in flight: K = 2, G = 3."""
+    r = record("decode", "InputMetadataV41")
+    r.fresh_ids, r.ngram_win = np.ones((4, 3), np.int32), np.full((4, 4), -1, np.int32)
+    return r
+
+
 def scheduled() -> Any:
     r = record("decode", "SchedulerOutputs")
     r.bt_delta = i32([1, 2, 3], [2, 0, 39])
@@ -114,6 +121,8 @@ SPECIAL: list[tuple[Callable[[], Any], dict[str, int], Callable[[Any], None], st
     (replayed, REPLAY, put("rp_slot_swa", 0, 60), "all(-1 <= rp_slot_swa < num_swa_slots * SW)"),
     (replayed, REPLAY, longer_history, "LS <= 3 * N"),
     (replayed, REPLAY, put("load_main", (0, 2), 5), "all(load_main[r][:, 2] <= BS // r)"),
+    (fed, {}, put("fresh_ids", (3, 2), 50), "all(0 <= fresh_ids < V)"),
+    (fed, {}, put("ngram_win", (0, 3), -2), "all(ngram_win >= -1)"),
     (events, {}, put("seq_uid", 3, 101), "all((shift(flags, 0) & EventFlags.LAST) != 0 implies"),
     (events, {}, put("seq_uid", 4, 101), "injective(where("),
 ]
@@ -122,7 +131,7 @@ SPECIAL: list[tuple[Callable[[], Any], dict[str, int], Callable[[Any], None], st
 @pytest.mark.parametrize("number", range(len(SPECIAL)))
 def test_rule_fails_first_for_its_damage(c_checks: CLibrary, number: int) -> None:
     make, changes, damage, text = SPECIAL[number]
-    step = record("prefill" if "InputMetadata" in make().CONTRACT else "decode", "SchedulerOutputs")
+    step = record("prefill" if getattr(make(), "is_prompt", 0) else "decode", "SchedulerOutputs")
     validate(make(), limits(**changes), Level.FULL, step=step)
     damaged = make()
     damage(damaged)

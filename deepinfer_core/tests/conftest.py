@@ -15,6 +15,15 @@ from deepinfer_core.tokenizer import Tokenizer
 sys.path.insert(0, str(Path(__file__).parent))
 
 
+@pytest.fixture(params=[True, False], ids=["overlap", "no-overlap"])
+def overlap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Two steps in flight, and one."""
+    import engine_toys
+
+    monkeypatch.setitem(engine_toys.SETTINGS, "overlap", request.param)
+    return bool(request.param)
+
+
 @pytest.fixture(scope="session")
 def checkpoint() -> Path:
     """The checkpoint that the model plugin ships."""

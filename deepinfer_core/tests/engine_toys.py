@@ -114,11 +114,22 @@ class ToyCaches:
         return int(self.main.nbytes + self.swa.nbytes)
 
 
+def feed_tokens(
+    fresh: Any, seqlens_q: Any, remap: Any, sampled: Any, total_q: int, *, vocab_size: int, **drafts: Any
+) -> dict[str, Any]:
+    """``meta.feed_tokens`` without drafts and n-grams, in numpy."""
+    n, sampled = len(seqlens_q), getattr(sampled, "values", sampled)
+    source = np.arange(n) if remap is None else remap
+    known = np.asarray(sampled).reshape(-1)[np.clip(source, 0, len(sampled) - 1)].astype(np.int64)
+    known[(known < 0) | (known >= vocab_size)] = vocab_size - 1
+    return {"input_ids": np.where(source >= 0, known, fresh[:, 0]).astype(np.int32)}
+
+
 class ToyBackend:
     name = "toy"
     device = "host"
     capabilities = Capabilities(name="toy", device_type="host", arch="none")
-    ops: Mapping[str, Any] = {}
+    ops: Mapping[str, Any] = {"meta.feed_tokens": feed_tokens}
     plan: Mapping[str, str] = {}
 
     def __init__(self) -> None:
@@ -265,8 +276,12 @@ def small_pool(blocks: int, seqs: int) -> dict[str, object]:
     return {"kv_memory": (blocks + 1) * BLOCK * 8 + slots * RING * 8, "max_num_seqs": seqs}
 
 
+SETTINGS: dict[str, object] = {"max_num_seqs": 16, "validation": "full"}
+"""Of every toy LLM; the fixture ``overlap`` runs a test with both values of that setting."""
+
+
 def toy_llm(*, eos: bool = True, parts: Mapping[str, Any] | None = None, **settings: object) -> LLM:
-    settings = {"max_num_seqs": 16, "validation": "full", **settings}
+    settings = {**SETTINGS, **settings}
     config = EngineConfig.resolve(settings, environ={}, flag_origin="argument")
     return LLM.from_assembly(ToyParts(config, **(parts or {})), byte_tokenizer(eos=eos))
 

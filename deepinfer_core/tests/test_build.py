@@ -14,7 +14,7 @@ from engine_toys import BLOCK, Faulty, ToyBackend, ToyParts, byte_tokenizer, sma
 from deepinfer_contracts import ContractMismatch
 from deepinfer_core.build import build_engine
 from deepinfer_core.config import EngineConfig
-from deepinfer_core.errors import CapacityError, ConfigError, ContractError, DeepInferError, EngineError, NotSupported
+from deepinfer_core.errors import CapacityError, ConfigError, ContractError, DeepInferError, EngineError
 from deepinfer_core.llm import LLM
 from deepinfer_core.native_core import load_native, make_core
 
@@ -22,7 +22,6 @@ from deepinfer_core.native_core import load_native, make_core
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"depth": 2}, NotSupported, "depth=2: this release commits each step before the next one"),
         ({"max_model_len": 257}, ConfigError, "max_model_len 257 is beyond the model's 256"),
         ({"max_model_len": 1}, ConfigError, "max_model_len 1 leaves no room for an answer"),
         ({"max_num_batched_tokens": 7}, ConfigError, "max_num_batched_tokens 7 is below 16"),

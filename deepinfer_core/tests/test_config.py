@@ -24,7 +24,7 @@ def settings_file(tmp_path: Path, text: str) -> Path:
 
 
 def test_resolve_takes_flag_over_file_over_environment_over_default(tmp_path):
-    path = settings_file(tmp_path, 'backend = "filed"\nseed = 2\ndepth = 1\n')
+    path = settings_file(tmp_path, 'backend = "filed"\nseed = 2\noverlap = false\n')
     environ = {"DEEPINFER_BACKEND": "env", "DEEPINFER_SEED": "3", "DEEPINFER_MAX_NUM_SEQS": "9"}
     config = EngineConfig.resolve({"backend": "flagged", "device": None}, file=path, environ=environ)
     assert (config.backend, config.seed, config.max_num_seqs, config.sampler) == ("flagged", 2, 9, "canonical")

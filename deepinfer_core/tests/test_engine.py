@@ -15,6 +15,8 @@ from deepinfer_core.sampling_params import SamplingParams
 
 LONG = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
 
+pytestmark = pytest.mark.usefixtures("overlap")
+
 
 @contextmanager
 def running(**settings: object) -> Iterator[LLM]:

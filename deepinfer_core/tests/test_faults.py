@@ -34,6 +34,8 @@ CALLS = {
     "bind_inputs": ("backend", ToyBackend, "backend.bind_inputs"),
 }
 
+pytestmark = pytest.mark.usefixtures("overlap")
+
 
 def faulty_llm(method: str, fault: Callable[[str, int, Any], Any], **settings: object) -> LLM:
     part, kind, _ = CALLS[method]

@@ -11,6 +11,8 @@ from deepinfer_core.llm import LLM
 from deepinfer_core.outputs import RequestOutput
 from deepinfer_core.sampling_params import SamplingParams
 
+pytestmark = pytest.mark.usefixtures("overlap")
+
 
 class Script(ToyModel):
     """Says ``text`` after a prompt, token by token, whatever the prompt is; then the end token."""

@@ -1997,6 +1997,14 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         int64_t value; const int fault = di_view_fault(&rec->draft_index, !prefill, false, DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 52, -1, -1, "InputMetadataV41.draft_index", fault == 1 ? "presence decode, optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [NK, DW]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
+    do {
+        int64_t value; const int fault = di_view_fault(&rec->fresh_ids, !prefill, false, DI_DTYPE_I32, 2, &value);
+        if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 53, -1, -1, "InputMetadataV41.fresh_ids", fault == 1 ? "presence decode, optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N, Q]" : "contiguous", step_id}, -1, 0, true, value);
+    } while (0);
+    do {
+        int64_t value; const int fault = di_view_fault(&rec->ngram_win, !prefill, false, DI_DTYPE_I32, 2, &value);
+        if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 54, -1, -1, "InputMetadataV41.ngram_win", fault == 1 ? "presence decode, optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N, K + G - 1]" : "contiguous", step_id}, -1, 0, true, value);
+    } while (0);
     /* is_prompt: is_prompt <= 1 */
     do {
         if (!((int64_t)rec->base.is_prompt <= INT64_C(1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 2, 0, -1, "InputMetadataV41.is_prompt", "is_prompt <= 1", step_id}, -1, 0, true, (int64_t)rec->base.is_prompt);
@@ -2384,6 +2392,26 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         do {
             if (free_d_DW < 0) free_d_DW = v->shape[1];
             if (v->shape[1] != free_d_DW) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 52, -1, -1, "InputMetadataV41.draft_index", "shape [NK, DW]", step_id}, 1, 0, true, v->shape[1]);
+        } while (0);
+    } while (0);
+    do {
+        const di_view *v = &rec->fresh_ids; if (!di_present(v)) continue;
+        do {
+            const int64_t d_N = (int64_t)rec->base.num_reqs;
+            if (v->shape[0] != d_N) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 53, -1, -1, "InputMetadataV41.fresh_ids", "shape [N, Q]", step_id}, 0, 0, true, v->shape[0]);
+        } while (0);
+        do {
+            if (v->shape[1] != di_add((int64_t)l->num_draft, INT64_C(1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 53, -1, -1, "InputMetadataV41.fresh_ids", "shape [N, Q]", step_id}, 1, 0, true, v->shape[1]);
+        } while (0);
+    } while (0);
+    do {
+        const di_view *v = &rec->ngram_win; if (!di_present(v)) continue;
+        do {
+            const int64_t d_N = (int64_t)rec->base.num_reqs;
+            if (v->shape[0] != d_N) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 54, -1, -1, "InputMetadataV41.ngram_win", "shape [N, K + G - 1]", step_id}, 0, 0, true, v->shape[0]);
+        } while (0);
+        do {
+            if (v->shape[1] != di_sub(di_add((int64_t)l->num_draft, (int64_t)l->ngram), INT64_C(1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 54, -1, -1, "InputMetadataV41.ngram_win", "shape [N, K + G - 1]", step_id}, 1, 0, true, v->shape[1]);
         } while (0);
     } while (0);
     /* input_ids: all(0 <= input_ids < V) */
@@ -4083,6 +4111,28 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
     do {
         const int64_t d_T = (int64_t)rec->base.total_q;
         if (!((INT64_C(0) <= (int64_t)rec->rp_total_q) && ((int64_t)rec->rp_total_q <= d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 48, 102, -1, "InputMetadataV41.rp_total_q", "0 <= rp_total_q <= T", step_id}, -1, 0, true, (int64_t)rec->rp_total_q);
+    } while (0);
+    /* fresh_ids: all(0 <= fresh_ids < V) */
+    do {
+        if (!di_readable(&rec->fresh_ids)) continue;
+        const int32_t *f0 = rec->fresh_ids.data; const int64_t n0 = di_size(&rec->fresh_ids);
+        (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
+        const int64_t n = n0; int ok = 1;
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)));
+        if (!ok) for (int64_t i = 0; i < n; i++)
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 53, 105, -1, "InputMetadataV41.fresh_ids", "all(0 <= fresh_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
+    } while (0);
+    /* ngram_win: all(ngram_win >= -1) */
+    do {
+        if (!di_readable(&rec->ngram_win)) continue;
+        const int32_t *f0 = rec->ngram_win.data; const int64_t n0 = di_size(&rec->ngram_win);
+        (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(-1), INT32_MAX)) continue;
+        const int64_t n = n0; int ok = 1;
+        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1)));
+        if (!ok) for (int64_t i = 0; i < n; i++)
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 54, 106, -1, "InputMetadataV41.ngram_win", "all(ngram_win >= -1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     return 0;
 }
@@ -6167,6 +6217,8 @@ static const char *const fields_input_metadata_v41[] = {
     "rp_cp_contrib_pad:i32",
     "draft_slot_swa:i32[NK]",
     "draft_index:i32[NK, DW]",
+    "fresh_ids:i32[N, Q]",
+    "ngram_win:i32[N, K + G - 1]",
 };
 static const uint64_t chain_sampler_inputs[] = DI_CHAIN_SAMPLER_INPUTS;
 static const char *const fields_sampler_inputs[] = {
@@ -6261,7 +6313,7 @@ static const di_contract_info contracts[] = {
     {"InputMetadata", "1.0", DI_FIELDS_INPUT_METADATA, (uint32_t)sizeof(di_input_metadata),
      chain_input_metadata, "0b473c8b5810cc6691dbd2836eaaa47ecbb66d3669c86484015fd6c9666c3d9f", fields_input_metadata},
     {"InputMetadataV41", "1.0", DI_FIELDS_INPUT_METADATA_V41, (uint32_t)sizeof(di_input_metadata_v41),
-     chain_input_metadata_v41, "6b6bff2cfec6ec64947ab2d41b2caf959f3ed21a75ce5a6f7f57a24c785bad38", fields_input_metadata_v41},
+     chain_input_metadata_v41, "b714b91cb31b996d50f58c798b1b888a09c84095d726a1884027add0a9d52aa0", fields_input_metadata_v41},
     {"SamplerInputs", "1.0", DI_FIELDS_SAMPLER_INPUTS, (uint32_t)sizeof(di_sampler_inputs),
      chain_sampler_inputs, "48843cc9efc91a2a600ec36dd974596aa53d77516eaeb8c2462b1e619790f123", fields_sampler_inputs},
     {"SamplerOutput", "1.0", DI_FIELDS_SAMPLER_OUTPUT, (uint32_t)sizeof(di_sampler_output),

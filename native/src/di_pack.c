@@ -14,6 +14,10 @@ static int create_v41(di_core *c, di_staging *s, size_t n, size_t t, size_t deco
     TAKE(context_lens, decode_t);
     TAKE(query_indices, decode_t);
     TAKE(block_tables, decode_t * (size_t)c->dim.max_blocks);
+    if (c->cfg.depth > 1) {
+        TAKE(fresh_ids, decode_t);
+        if (c->cfg.ngram) TAKE(ngram_win, n * (size_t)(c->cfg.num_draft + c->cfg.ngram - 1));
+    }
     if (c->cfg.window) {
         TAKE(slot_swa, t);
         TAKE(load_swa, 4 * 3 * n);

@@ -21,6 +21,9 @@ void di_pack_common(const di_core *c, const di_step *step, di_staging *s, di_inp
 void di_pack_prefill(const di_core *c, const di_step *step, di_staging *s, di_input_metadata_v41 *out);
 void di_pack_decode(const di_core *c, const di_step *step, di_staging *s, di_input_metadata_v41 *out);
 
+/* What the device needs to feed rows that continue a step in flight: fresh_ids, ngram_win. */
+void di_pack_feed(const di_core *c, const di_step *step, di_staging *s, di_input_metadata_v41 *out);
+
 /* The newest launched step, if step names it and it is not committed; otherwise DI_E_ORDER. */
 int di_pack_step(di_core *c, uint64_t step, di_step **out);
 

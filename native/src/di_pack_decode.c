@@ -74,4 +74,5 @@ void di_pack_decode(const di_core *c, const di_step *step, di_staging *s, di_inp
     pack_tokens(c, step, s, out);
     if (c->cfg.window) pack_window(c, step, s, out);
     for (int32_t i = 0; i < c->dim.num_ratios; i++) pack_ratio(c, step, &s->ratio[i], i, out);
+    if (c->cfg.depth > 1) di_pack_feed(c, step, s, out);
 }

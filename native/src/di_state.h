@@ -80,6 +80,7 @@ typedef struct di_staging {
     uint8_t *valid_token_mask;
     int32_t *slot_swa, *state_slot_idx, *swa_slot_idx, *load_swa, *swa_pivots;
     int32_t *block_tables, *context_lens, *swa_offset_len, *query_indices;
+    int32_t *fresh_ids, *ngram_win;
     di_ratio_staging ratio[4];
     int32_t *selected_rows, *top_k, *sample_pos, *first_row, *row_count, *draft_rows, *draft_write;
     int32_t *stop_ids, *forced, *eos_suppress;

@@ -155,7 +155,7 @@ CONTRACTS: Mapping[str, ContractInfo] = {
     ),
     "InputMetadataV41": ContractInfo(
         name="InputMetadataV41", version="1.0", struct="di_input_metadata_v41",
-        semantic_hash="6b6bff2cfec6ec64947ab2d41b2caf959f3ed21a75ce5a6f7f57a24c785bad38",
+        semantic_hash="b714b91cb31b996d50f58c798b1b888a09c84095d726a1884027add0a9d52aa0",
         fields=(
         ("struct_size", "u32"),
         ("chain", "u64"),
@@ -210,6 +210,8 @@ CONTRACTS: Mapping[str, ContractInfo] = {
         ("rp_cp_contrib_pad", "i32"),
         ("draft_slot_swa", "i32[NK]"),
         ("draft_index", "i32[NK, DW]"),
+        ("fresh_ids", "i32[N, Q]"),
+        ("ngram_win", "i32[N, K + G - 1]"),
         ),
         chain=(
         0xbbbafb7dd6972edf,
@@ -266,6 +268,8 @@ CONTRACTS: Mapping[str, ContractInfo] = {
         0xcd26f2daefdccf3d,
         0xe7cf6984ec9be21c,
         0x0c2f3ea89ad95851,
+        0x2d4bd5fbd6454641,
+        0x99fea38e294cc6d1,
         ),
     ),
     "SamplerInputs": ContractInfo(

@@ -129,8 +129,8 @@ class InputMetadataV41(InputMetadata):
     """What a DeepSeek-V4.1 model reads for one forward: slots, windows and key ranges for each compression ratio."""
 
     CONTRACT: ClassVar[str] = "InputMetadataV41"
-    CHAIN: ClassVar[int] = 0x0c2f3ea89ad95851
-    FIELDS: ClassVar[tuple[str, ...]] = ("is_prompt", "num_reqs", "total_q", "input_ids", "positions", "valid_token_mask", "gate_force_random", "ngram_token_ids", "seqlens_q", "seqlens_k", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_incl", "cp_mirror_len", "mirror_index", "mirror_reverse", "positions_c", "slot_main", "slot_swa", "state_slot_idx", "swa_slot_idx", "cu_compressed_q", "load_swa", "total_k_swa", "load_main", "total_k_main", "ks", "ke", "ca_offset_len", "swa_pivots", "block_tables", "context_lens", "klen", "swa_offset_len", "query_indices", "swa_index", "main_index", "main_index_len", "rp_query_index", "rp_cu_q", "rp_positions", "rp_swa_pivots", "rp_ks", "rp_ke", "rp_ca_offset_len", "rp_slot_swa", "rp_total_q", "rp_cp_mirror_len", "rp_cp_contrib_pad", "draft_slot_swa", "draft_index",)
+    CHAIN: ClassVar[int] = 0x99fea38e294cc6d1
+    FIELDS: ClassVar[tuple[str, ...]] = ("is_prompt", "num_reqs", "total_q", "input_ids", "positions", "valid_token_mask", "gate_force_random", "ngram_token_ids", "seqlens_q", "seqlens_k", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_incl", "cp_mirror_len", "mirror_index", "mirror_reverse", "positions_c", "slot_main", "slot_swa", "state_slot_idx", "swa_slot_idx", "cu_compressed_q", "load_swa", "total_k_swa", "load_main", "total_k_main", "ks", "ke", "ca_offset_len", "swa_pivots", "block_tables", "context_lens", "klen", "swa_offset_len", "query_indices", "swa_index", "main_index", "main_index_len", "rp_query_index", "rp_cu_q", "rp_positions", "rp_swa_pivots", "rp_ks", "rp_ke", "rp_ca_offset_len", "rp_slot_swa", "rp_total_q", "rp_cp_mirror_len", "rp_cp_contrib_pad", "draft_slot_swa", "draft_index", "fresh_ids", "ngram_win",)
 
     positions_c: dict[int, Array] | None = None  # i32[CQ(r) | T]/ratio: position of each newly produced compressed key; decode: 0 where none
     slot_main: dict[int, Array] | None = None  # i32[CQ(r) | T]/ratio: store slot in MAIN and INDEX, -1 none (also: suppressed by replay)
@@ -167,6 +167,8 @@ class InputMetadataV41(InputMetadata):
     rp_cp_contrib_pad: int = 0  # i32: compact with context parallelism: largest kept rows of one rank
     draft_slot_swa: Array = None  # i32[NK], decode, optional: drafter's window slots, built on the device
     draft_index: Array = None  # i32[NK, DW], decode, optional: drafter's window rows, built on the device
+    fresh_ids: Array = None  # i32[N, Q], decode, optional: current token and drafts of each request as far as the host knows them; not read where a row continues a step in flight
+    ngram_win: Array = None  # i32[N, K + G - 1], decode, optional: compressed history of G - 1 tokens, then the K drafts of the step before; -1 ends the look-back (start of the text, image)
 
 
 @define(eq=False)

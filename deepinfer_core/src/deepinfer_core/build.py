@@ -12,13 +12,14 @@ from attrs import frozen
 from deepinfer_core.calibration.engine_facts import budget_of
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.engine import Engine
-from deepinfer_core.errors import ConfigError, DeepInferError, EngineError, NotSupported
+from deepinfer_core.errors import ConfigError, DeepInferError, EngineError, UnsupportedFeature, UnsupportedOp
 from deepinfer_core.interfaces import Backend, Model, Sampler, StepObserver
 from deepinfer_core.memory import PoolPlan, plan_pools
 from deepinfer_core.model_length import resolve_max_model_len
 from deepinfer_core.native_core import make_core
+from deepinfer_core.pipeline import Machinery, Owners
+from deepinfer_core.pipeline.machinery import FEED_TOKENS
 from deepinfer_core.plugins.failure import blame, exception_text
-from deepinfer_core.steps import Owners
 from deepinfer_core.tokenizer import Tokenizer
 from deepinfer_core.types import CacheSpec, ModelCard, SchedulerHints
 
@@ -67,12 +68,7 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
     TokenizerError.
     """
     config, hints = parts.config, parts.hints
-    if config.depth != 1:
-        raise NotSupported(
-            f"depth={config.depth}: this release commits each step before the next one",
-            remedy="leave depth at 1",
-            details={"field": "depth"},
-        )
+    _check_overlap(config, parts.backend)
     if tokenizer is None:
         tokenizer = Tokenizer.load(parts.card.path, parts.card.config)
     max_model_len = resolve_max_model_len(config, hints)
@@ -87,7 +83,7 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
             max_num_seqs=config.max_num_seqs,
             max_model_len=max_model_len,
         )
-    batched = _batched_tokens(config, plan, max_model_len)
+    batched = _batched_tokens(config, plan, max_model_len, hints.num_draft)
     vocab_size = hints.vocab_size or parts.model.vocab_size
     with _blaming("backend.alloc_caches", owners):
         caches = parts.backend.alloc_caches(parts.cache_specs, plan.units(parts.cache_specs))
@@ -98,17 +94,12 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
     owners = attrs.evolve(owners, sampler=parts.owners.get("sampler", ""))  # known once it is made
 
     def make_engine(changes: Mapping[str, Any], *observers: StepObserver) -> Engine:
-        return Engine(
-            make_core(**{**settings, **changes}),
-            parts.backend,
-            parts.model,
-            sampler,
-            caches,
-            tokenizer,
-            vocab_size=sampled_vocab,
-            observers=observers,
-            owners=owners,
+        if observers:
+            changes = {**changes, "depth": 1}  # they time each step, so it must not overlap with the next one
+        machinery = Machinery.of(
+            parts.backend, parts.model, sampler, caches, sampled_vocab, owners=owners, sync_guard=config.sync_guard
         )
+        return Engine(make_core(**{**settings, **changes}), machinery, tokenizer, observers=observers)
 
     if config.target_itl_ms is None:
         return Built(make_engine({}), tokenizer, plan, vocab_size, max_model_len, batched)
@@ -116,6 +107,23 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
     engine = make_engine(budget.settings(config.max_chunk or batched))
     engine.core.set_cost_model(budget.profile.prefill, decode=budget.profile.decode)
     return Built(engine, tokenizer, plan, vocab_size, max_model_len, batched, (budget.text,))
+
+
+def _check_overlap(config: EngineConfig, backend: Backend) -> None:
+    """A step that continues the one in flight takes its tokens on the device, so the backend must have that op."""
+    if config.overlap and FEED_TOKENS not in backend.ops:
+        raise UnsupportedOp(
+            f"backend {backend.name!r} has no {FEED_TOKENS}, which two steps in flight need",
+            reason="it was not made by build_backend, which fills the op in from the cpu plugin",
+            remedy="run with --no-overlap, or give the backend the op",
+            details={"op": FEED_TOKENS, "field": "overlap"},
+        )
+    if config.sync_guard and not hasattr(backend, "no_sync"):
+        raise UnsupportedFeature(
+            f"backend {backend.name!r} has no no_sync, which sync_guard needs",
+            remedy="leave sync_guard off, or give the backend the method",
+            details={"field": "sync_guard"},
+        )
 
 
 @contextmanager
@@ -135,16 +143,17 @@ def _blaming(op: str, owners: Owners) -> Iterator[None]:
         ) from err
 
 
-def _batched_tokens(config: EngineConfig, plan: PoolPlan, max_model_len: int) -> int:
+def _batched_tokens(config: EngineConfig, plan: PoolPlan, max_model_len: int, num_draft: int) -> int:
     """Tokens of one step at most; a bound of the core (``spec/engine.md`` 2.1) is explained before it is met."""
     asked = config.max_num_batched_tokens
+    decode = plan.max_num_seqs * (num_draft + 1)
     if asked is None:
-        return max(max_model_len if not config.chunked_prefill else 0, DEFAULT_BATCHED_TOKENS, plan.max_num_seqs)
-    least = max(plan.block_size, plan.max_num_seqs, 0 if config.chunked_prefill else max_model_len)
+        return max(max_model_len if not config.chunked_prefill else 0, DEFAULT_BATCHED_TOKENS, decode)
+    least = max(plan.block_size, decode, 0 if config.chunked_prefill else max_model_len)
     if asked < least:
         raise ConfigError(
             f"max_num_batched_tokens {asked} is below {least}",
-            reason=f"a step must hold a block ({plan.block_size}), a token of each of {plan.max_num_seqs} sequences"
+            reason=f"a step must hold a block ({plan.block_size}), the {decode} tokens of {plan.max_num_seqs} sequences"
             + ("" if config.chunked_prefill else f", and without chunked prefill a whole prompt ({max_model_len})"),
             remedy=f"set --max-num-batched-tokens to {least} or more, or lower --max-num-seqs",
             details={"field": "max_num_batched_tokens", "value": asked, "least": least},
@@ -181,5 +190,7 @@ def _core_settings(
         stream_ordered_reuse=hints.stream_ordered_reuse,
         row_order=hints.row_order,
         zero_swa_on_alloc=hints.zero_swa_on_alloc,
+        num_draft=hints.num_draft,
+        depth=2 if config.overlap else 1,
         **optional,
     )

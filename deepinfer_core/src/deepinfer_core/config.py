@@ -74,7 +74,10 @@ class EngineConfig:
     validation: str = setting(
         "boundary", "Checks of contract records.", kind="text", choices=("off", "boundary", "full")
     )
-    depth: int = setting(1, "Steps in flight.", kind="integer", minimum=1, maximum=2)
+    overlap: bool = setting(True, "Launch a step before the one before it is committed.", kind="boolean")
+    sync_guard: bool = setting(
+        False, "Debugging: a call that waits for the device while a step is launched is an error.", kind="boolean"
+    )
     num_threads: int | None = setting(
         None, "Threads of the cpu backend; 1 unless given.", kind="integer", minimum=1, maximum=4096
     )

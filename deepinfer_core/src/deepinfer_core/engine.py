@@ -1,26 +1,36 @@
-"""The step loop at depth 1: schedule, run, commit, emit (``spec/engine.md`` 5.1).
+"""The step loop: schedule, launch, commit the step before, sample (``spec/engine.md`` 5.2).
 
-The engine owns the native core and the caches while it runs; it knows no model, no device and no sampler. A step that
-fails ends its own requests and nothing else: they are aborted in the core while the step is in flight, so that the
-commit of an empty result gives back what they held (transition 19 of ``spec/engine.md`` 1.3).
+At depth 2 the host schedules and launches step n while the device still runs step n - 1, and commits n - 1 while the
+device runs n. At depth 1 each step is committed before the next one. The engine owns the native core and the caches
+while it runs; it knows no model, no device and no sampler.
+
+A step that fails ends its own requests and nothing else: they are aborted in the core while the step is in flight, so
+that the commit of an empty result gives back what they held (transition 19 of ``spec/engine.md`` 1.3). The step before
+it is committed first, so a request keeps the tokens that it got before the fault.
 """
 
 from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, Self
 
 from deepinfer_core.emission import Emitter
 from deepinfer_core.errors import DeepInferError, EngineError, InvalidParameter
-from deepinfer_core.interfaces import Backend, Caches, Model, Sampler, StepObserver
-from deepinfer_core.records import SchedulerOutputs, StepKind
+from deepinfer_core.interfaces import StepObserver
+from deepinfer_core.pipeline import Machinery, PhaseTimes, StepFault, StepRecord
+from deepinfer_core.pipeline.collect import collect, nothing, refused, settle
+from deepinfer_core.pipeline.forward import forward
+from deepinfer_core.pipeline.sample import sample
+from deepinfer_core.pipeline.schedule import schedule
+from deepinfer_core.records import StepKind
 from deepinfer_core.requests import Request, too_long
 from deepinfer_core.samples import WaitingSamples
-from deepinfer_core.steps import Owners, PhaseTimes, StepFault, StepRunner
+from deepinfer_core.step_choice import LocalChooser, StepChooser
 from deepinfer_core.tokenizer import Tokenizer
 
 MAX_EMPTY_STEPS = 4
@@ -33,30 +43,33 @@ class Engine:
     def __init__(
         self,
         core: Any,
-        backend: Backend,
-        model: Model,
-        sampler: Sampler,
-        caches: Caches,
+        parts: Machinery,
         tokenizer: Tokenizer,
         *,
-        vocab_size: int,
         observers: Sequence[StepObserver] = (),
-        owners: Owners | None = None,
+        chooser: StepChooser | None = None,
     ) -> None:
-        """``core``: a ``deepinfer_native.Core``; the engine closes it in :meth:`close`.
+        """``core``: a ``deepinfer_native.Core``; its depth is the engine's. The engine closes it in :meth:`close`.
 
-        ``vocab_size``: ids that may be sampled, the smaller of model and tokenizer. ``owners``: the plugins
-        that a fault names.
+        ``chooser``: says what kind of step comes next; None: this rank alone does.
         """
         self.core = core
-        self.times = PhaseTimes()
-        self._runner: StepRunner | None = StepRunner(backend, model, sampler, caches, vocab_size, self.times, owners)
+        self._chooser = chooser or LocalChooser()
+        self.times: PhaseTimes = parts.times
+        self._parts: Machinery | None = parts
+        self._depth: int = core.config.depth
+        parts.learn(core.config)
+        self._open: deque[StepRecord] = deque()
+        """Launched and not committed, oldest first."""
+        self._ring: deque[StepRecord] = deque(maxlen=self._depth + 1)
+        """Keeps the results of a step alive until the step after it is committed."""
         self._observers = list(observers)
         self._live: dict[int, Request] = {}
         self._emitter = Emitter(self._live, tokenizer, core.finish, self._explain_too_long)
         self._waiting = WaitingSamples(self._start_sample, self._emitter.end)
         self._lock = threading.RLock()
         self._empty_steps = 0
+        self._committed_ns = 0
         self._broken: DeepInferError | None = None
         self._closed = False
 
@@ -97,17 +110,23 @@ class Engine:
             self._emitter.end(other, "input", error=err)
 
     def step(self) -> bool:
-        """Run one step; results go to the inboxes of their requests. False when nothing is left to do."""
+        """Run one step; results go to the inboxes of their requests. False when nothing is left to do.
+
+        At depth 2 the tokens of a decode step come with the call after its own.
+        """
         with self._lock:
-            if not self._live or self._runner is None:
+            if not self._live or self._parts is None:
                 return False
-            try:
-                self._step(self._runner)
-            except DeepInferError as err:
-                self._break(err)
-            except Exception as err:  # the native core or the glue around it: nothing that a request did
-                self._break(_internal(err))
+            self._guarded(self._advance)
             return bool(self._live)
+
+    def flush(self) -> None:
+        """Commit the step in flight, if there is one: afterwards the caches hold what the committed tokens say.
+
+        For whoever reads cache memory on the host, changes weights, or wants the tokens that are on their way.
+        """
+        with self._lock:
+            self._guarded(self._flush)
 
     def abort(self, requests: Iterable[Request]) -> None:
         """End requests with reason ``abort``; those that have ended stay as they are."""
@@ -119,6 +138,8 @@ class Engine:
             live = [r for r in requests if r.uid in self._live]
             if live:
                 self._drop(live, "abort")
+            if not self._live:
+                self._guarded(self._flush)
 
     def close(self) -> None:
         """Abort what runs and give everything back. Idempotent."""
@@ -127,8 +148,10 @@ class Engine:
                 return
             self.abort(list(self._live.values()))
             self._waiting.stop("abort", None)
+            self._guarded(self._flush)
             self._closed = True
-            self._runner = None  # and with it the caches
+            self._parts = None  # and with it the caches
+            self._ring.clear()
             self.core.close()
 
     def __enter__(self) -> Self:
@@ -152,47 +175,83 @@ class Engine:
                 "the engine stopped after a fault", reason=self._broken.what, remedy="make a new LLM"
             ) from self._broken
 
-    def _step(self, runner: StepRunner) -> None:
-        times = self.times
-        t0 = perf_counter_ns()
-        outputs = self.core.schedule_local()
-        times.schedule += perf_counter_ns() - t0
-        if not outputs.num_reqs:
-            self._nothing_scheduled()
+    def _guarded(self, work: Callable[[Machinery], None]) -> None:
+        """Do ``work``; what it raises is no plugin's fault, and the engine cannot go on after it."""
+        parts = self._parts
+        if parts is None or self._broken is not None:
+            return
+        try:
+            work(parts)
+        except DeepInferError as err:
+            self._break(err)
+        except Exception as err:  # the native core or the glue around it: nothing that a request did
+            self._break(_internal(err))
+
+    def _advance(self, parts: Machinery) -> None:
+        """One call of ``spec/engine.md`` 5.2: A(n), B(n), D(n - 1), C(n); a prefill step is committed in place."""
+        record = schedule(self._chooser, self.core, parts.times)
+        if record is None:
+            if self._open:
+                self._flush(parts)  # what it brings may be what the next step needs
+            else:
+                self._nothing_scheduled()
             return
         self._empty_steps = 0
-        step_id = int(outputs.step_id)
-        uids: list[int] = outputs.seq_uid.tolist()
+        previous = self._open[-1] if self._open else None
+        self._open.append(record)
+        self._ring.append(record)
+        parts.times.overlapped_steps += previous is not None
         try:
-            sampled, bad = runner.run(outputs, self.core)
-            t1 = perf_counter_ns()
+            _launch(forward, parts, self.core, record, previous)
+            if previous is not None:
+                self._commit(parts, previous)
+            if record.fault is None:
+                _launch(sample, parts, self.core, record)
+            if self._depth == 1 or record.is_prefill or record.fault is not None:
+                self._commit(parts, record)
+            if not self._live:
+                self._flush(parts)
+        except Exception:
+            raise  # the core's own failure; `_guarded` ends everything
+        except BaseException:  # Ctrl-C or the exit of the process: no step may stay open
+            while self._open:
+                self._abandon(parts, self._open[0], None)
+            raise
+
+    def _flush(self, parts: Machinery) -> None:
+        while self._open:
+            self._commit(parts, self._open[0])
+
+    def _commit(self, parts: Machinery, record: StepRecord) -> None:
+        """Phase D: results to the core, news to the requests. A step without results ends its requests."""
+        times = parts.times
+        try:
+            sampled, bad = collect(parts, record)
+            t0 = perf_counter_ns()
             try:
-                events = self.core.commit(step_id, sampled)
+                events = self.core.commit(record.step_id, sampled)
             except ValueError as err:  # a contract violation: refused, and the core is unchanged
-                raise runner.refused(err) from err
+                raise refused(parts, err) from err
         except StepFault as fault:
-            error = fault.error(step_id)
+            error = fault.error(record.step_id)
             try:
-                self._abandon(step_id, uids, error)
+                self._abandon(parts, record, error)
             except Exception:  # the core cannot go on either; what it says now only follows from the fault
                 raise error from fault
             return
-        except Exception:
-            raise  # the core's own failure; `step` ends everything
-        except BaseException:  # Ctrl-C or the exit of the process: the step must not stay open
-            self._abandon(step_id, uids, None)
-            raise
-        self.core.step_done(step_id)
+        self._open.popleft()
+        self.core.step_done(record.step_id)
+        self._chooser.settle(self.core)
+        t1 = perf_counter_ns()
         if self._waiting:
-            self._waiting.prompts_done(_ended_prompts(outputs, uids))
-        t2 = perf_counter_ns()
-        self._emitter.emit(events, {uids[row]: status for row, status in bad.items()})
+            self._waiting.prompts_done(record.ended_prompts)
+        self._emitter.emit(events, {record.uids[row]: status for row, status in bad.items()})
         if self._waiting:
             self._waiting.settle()
-        t3 = perf_counter_ns()
-        times.commit += t2 - t1
-        times.emit += t3 - t2
-        self._count(outputs, t3 - t0)
+        t2 = perf_counter_ns()
+        times.commit += t1 - t0
+        times.emit += t2 - t1
+        self._count(record, t2)
 
     def _explain_too_long(self, request: Request) -> DeepInferError:
         config = self.core.config
@@ -222,14 +281,17 @@ class Engine:
             self._empty_steps = 0
             self._drop(list(self._live.values()), "engine", error)
 
-    def _abandon(self, step_id: int, uids: list[int], error: DeepInferError | None) -> None:
-        """Close a step that brought no result: its requests end with ``error``, or as aborted."""
-        for uid in uids:
+    def _abandon(self, parts: Machinery, record: StepRecord, error: DeepInferError | None) -> None:
+        """Close the oldest open step without its results: its requests end with ``error``, or as aborted."""
+        for uid in record.uids:
             if uid in self._live:
                 self._emitter.end(self._live[uid], "abort" if error is None else "engine", error=error)
-        self.core.abort(uids)
-        events = self.core.commit(step_id, StepRunner.nothing(len(uids)))
-        self.core.step_done(step_id)
+        settle(parts)
+        self.core.abort(record.uids)
+        events = self.core.commit(record.step_id, nothing(record, self.core.config.num_draft))
+        self._open.popleft()
+        self.core.step_done(record.step_id)
+        self._chooser.settle(self.core)
         self._emitter.emit(events)  # others may have ended in this step without running
         self._waiting.settle()
 
@@ -244,31 +306,36 @@ class Engine:
     def _break(self, error: DeepInferError) -> None:
         """The core cannot go on: every request ends, and no new one is taken."""
         self._broken = error
+        self._open.clear()
         self._waiting.stop("engine", error)
         for request in list(self._live.values()):
             self._emitter.end(request, "engine", error=error)
 
-    def _count(self, outputs: SchedulerOutputs, ns: int) -> None:
-        self.times.steps += 1
-        tokens = int(outputs.num_batched_tokens)
-        kind = StepKind(outputs.kind)
-        if kind == StepKind.PREFILL:
-            self.times.prefill_tokens += tokens
+    def _count(self, record: StepRecord, now_ns: int) -> None:
+        """Seconds of a step: since it was scheduled, or since the commit before where that came later."""
+        ns = now_ns - max(record.started_ns, self._committed_ns)
+        self._committed_ns = now_ns
+        times = self.times
+        times.steps += 1
+        if record.is_prefill:
+            times.prefill_tokens += record.num_tokens
         else:
-            self.times.decode_tokens += tokens
+            times.decode_tokens += record.num_tokens
         for observer in list(self._observers):
             try:
-                observer.step(kind.name.lower(), int(outputs.num_reqs), tokens, ns * 1e-9)
+                kind = StepKind(record.kind).name.lower()
+                observer.step(kind, record.num_reqs, record.num_tokens, ns * 1e-9)
             except Exception as err:  # an observer must not change the run; it is dropped, and that is said once
                 self._observers.remove(observer)
                 warnings.warn(f"W_OBSERVER: {type(observer).__name__} failed and is off: {err}", stacklevel=2)
 
 
-def _ended_prompts(outputs: SchedulerOutputs, uids: Sequence[int]) -> list[int]:
-    """The requests whose prompt ends in this step."""
-    if int(outputs.kind) != StepKind.PREFILL:
-        return []
-    return [uid for uid, is_last in zip(uids, outputs.is_last_chunk.tolist(), strict=True) if is_last]
+def _launch(phase: Callable[..., None], parts: Machinery, core: Any, record: StepRecord, *more: Any) -> None:
+    """Run phase B or C; a fault waits in the record until it is the step's turn to be committed."""
+    try:
+        phase(parts, core, record, *more)
+    except StepFault as fault:
+        record.fault = fault
 
 
 def _internal(err: Exception) -> EngineError:

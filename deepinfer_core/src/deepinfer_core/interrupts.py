@@ -56,6 +56,11 @@ class HeldInterrupt:
                 signal.signal(signal.SIGINT, self._remember)
         return self
 
+    @property
+    def came(self) -> bool:
+        """Whether a SIGINT is held and will rise at the end."""
+        return self._pending
+
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self._pending:
             self._raise(number, frame)

@@ -16,7 +16,7 @@ from deepinfer_core.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from deepinfer_core.build import Built, Parts
     from deepinfer_core.config import EngineConfig
-    from deepinfer_core.steps import PhaseTimes
+    from deepinfer_core.pipeline import PhaseTimes
     from deepinfer_core.tokenizer import Tokenizer
 
 WINDOW_FACTOR = 2

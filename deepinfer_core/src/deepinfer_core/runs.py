@@ -88,8 +88,10 @@ class Run:
                 return request
             if not self._live:
                 raise StopIteration
-            with HeldInterrupt(self._on_held_interrupt):
+            with HeldInterrupt(self._on_held_interrupt) as held:
                 self._engine.step()
+                if held.came:  # what is on its way is kept, as when each step is committed at once
+                    self._engine.flush()
 
     def cancel(self, index: int) -> None:
         """End prompt ``index`` with reason ``abort``, now or when its turn comes. No effect once it has ended."""

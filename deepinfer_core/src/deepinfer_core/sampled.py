@@ -1,5 +1,8 @@
 """What a sampler returned, checked and converted before the core sees it.
 
+Two looks: :func:`check_result` when it comes back, at what can be seen without waiting for a device, and
+:func:`checked_output` once the values are there.
+
 The contract wants host arrays of exact types. An author's int64 or tensor is no reason to end a run, so whatever
 converts without loss is converted; the rest is refused by name, row by row where only some rows are wrong.
 """
@@ -10,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import evolve, fields, frozen
 
 from deepinfer_core.errors import HookReturnError
 from deepinfer_core.records import RowStatus, SamplerOutput
@@ -36,6 +39,18 @@ class BadRow:
 NO_ROWS: Mapping[int, BadRow] = {}
 
 
+def check_result(sampled: Any, n: int, *, owner: str) -> None:
+    """Refuse what is no result for ``n`` requests. Reads no values. Raises HookReturnError."""
+    ids = getattr(sampled, "sampled_ids", None)
+    if ids is None:
+        got = "None" if sampled is None else type(sampled).__name__
+        if isinstance(sampled, SamplerOutput):
+            got += " without sampled_ids"
+        raise wrong_step_return(SAMPLE, owner, got, "a SamplerOutput with sampled_ids")
+    if hasattr(ids, "__len__") and len(ids) > n:
+        raise wrong_step_return(SAMPLE, owner, f"{len(ids)} tokens for {n} requests", "one for each")
+
+
 def checked_output(
     sampled: Any, n: int, *, vocab_size: int, owner: str, to_host: Callable[[Any], Any]
 ) -> tuple[SamplerOutput, Mapping[int, BadRow]]:
@@ -43,13 +58,8 @@ def checked_output(
 
     :param n: Requests of the step.
     :param to_host: ``Backend.to_host``, for arrays that numpy cannot read.
-    :raises HookReturnError: no SamplerOutput, too many tokens, or values of a type that does not convert.
+    :raises HookReturnError: too many tokens, or values of a type that does not convert.
     """
-    if getattr(sampled, "sampled_ids", None) is None:
-        got = "None" if sampled is None else type(sampled).__name__
-        if isinstance(sampled, SamplerOutput):
-            got += " without sampled_ids"
-        raise wrong_step_return(SAMPLE, owner, got, "a SamplerOutput with sampled_ids")
     ids = _host("sampled_ids", sampled.sampled_ids, "iu", "int32", owner, to_host)
     if len(ids) > n:
         raise wrong_step_return(SAMPLE, owner, f"{len(ids)} tokens for {n} requests", "one for each")
@@ -76,11 +86,30 @@ def checked_output(
     if given is not None:
         read = _host("sampled_logprob", given, "fiu", "float32", owner, to_host)[:n]
         logprob[: len(read)] = np.where(status[: len(read)] == RowStatus.OK, read, 0)
-    if bad or not isinstance(sampled, SamplerOutput):
+    if not isinstance(sampled, SamplerOutput):
         return SamplerOutput(sampled_ids=tokens, sampled_logprob=logprob, row_status=status), bad
-    if not _is_exact(sampled, n):
-        sampled = evolve(sampled, sampled_ids=tokens, sampled_logprob=logprob, row_status=status)
-    return sampled, NO_ROWS
+    change = _rest_on_host(sampled, owner, to_host)
+    if bad or not _is_exact(sampled, n):
+        change.update(sampled_ids=tokens, sampled_logprob=logprob, row_status=status)
+    return (evolve(sampled, **change) if change else sampled), bad or NO_ROWS
+
+
+_REST = tuple(
+    field.name
+    for field in fields(SamplerOutput)
+    if field.name not in ("sampled_ids", "sampled_logprob", "row_status", "confidence_error", "done_event")
+    and not field.name.endswith("_device")
+)
+"""Arrays that a sampler may leave out."""
+
+
+def _rest_on_host(sampled: SamplerOutput, owner: str, to_host: Callable[[Any], Any]) -> dict[str, Any]:
+    """The optional arrays that are still on the device, as arrays of the host with the shape they have."""
+    return {
+        name: _array(name, value, "a host array", owner, to_host)
+        for name in _REST
+        if (value := getattr(sampled, name)) is not None and not isinstance(value, np.ndarray)
+    }
 
 
 def _is_exact(sampled: SamplerOutput, n: int) -> bool:
@@ -91,18 +120,22 @@ def _is_exact(sampled: SamplerOutput, n: int) -> bool:
 
 def _host(name: str, values: Any, kinds: str, wanted: str, owner: str, to_host: Callable[[Any], Any]) -> Any:
     """``values`` as one row of numpy values of one of the ``kinds`` of dtype."""
-    dtype = getattr(values, "dtype", None)
-    try:
-        array = np.asarray(values)
-    except Exception:  # memory of a device, or a dtype that numpy lacks
-        try:
-            array = np.asarray(to_host(values))
-        except Exception as err:
-            got = f"{name} of {dtype or type(values).__name__}"
-            raise wrong_step_return(SAMPLE, owner, got, f"{wanted} on the host") from err
+    array = _array(name, values, f"{wanted} on the host", owner, to_host)
     if array.dtype.kind not in kinds and array.size:
+        dtype = getattr(values, "dtype", None)
         raise wrong_step_return(SAMPLE, owner, f"{name} of dtype {dtype or array.dtype}", wanted)
     return array.reshape(-1)
+
+
+def _array(name: str, values: Any, wanted: str, owner: str, to_host: Callable[[Any], Any]) -> Any:
+    try:
+        return np.asarray(values)
+    except Exception:  # memory of a device, or a dtype that numpy lacks
+        try:
+            return np.asarray(to_host(values))
+        except Exception as err:
+            got = f"{name} of {getattr(values, 'dtype', None) or type(values).__name__}"
+            raise wrong_step_return(SAMPLE, owner, got, wanted) from err
 
 
 def wrong_step_return(op: str, owner: str, got: str, wanted: str) -> HookReturnError:

@@ -97,6 +97,8 @@ class SchedulerHints:
     row_order: Literal["stable", "length_desc"] = "stable"
     joint_steps: bool = False
     zero_swa_on_alloc: bool = False
+    num_draft: int = 0
+    """Draft tokens of a request in each decode step (K); the sampler then verifies and proposes them."""
     inputs: Literal["InputMetadata", "InputMetadataV41"] = "InputMetadata"
     """The richest input record any plugin reads; the packer fills no more than that."""
     index_topk: int = 0

@@ -240,3 +240,54 @@ def pack_decode(rows: Sequence[Row], g: Geometry) -> dict[str, object]:
 def cumulative(counts: Sequence[int]) -> I32:
     """Exclusive prefix sums with the total at the end; starts with 0."""
     return i32(np.concatenate([[0], np.cumsum(counts)]))
+
+
+@define
+class FeedRow:
+    """One request of a decode step at depth 2: what the host knows of it before the step in flight is committed."""
+
+    tokens: Sequence[int]  # committed, prompt and output
+    drafts: Sequence[int]  # K, from the last committed step; pad drafts where it had none
+    is_mapped: bool  # the row continues the step in flight
+
+
+def compressed(token: int, g: Geometry) -> int:
+    """Compressed id of a token; -1 ends the look-back."""
+    table = g.ngram_table
+    return max(int(table[token]), -1) if table is not None and 0 <= token < len(table) else -1
+
+
+def pack_feed(rows: Sequence[FeedRow], g: Geometry) -> dict[str, I32]:
+    """``fresh_ids`` and ``ngram_win``: the host's half of the tokens of a decode step."""
+    fresh = [[r.tokens[-1], *r.drafts] for r in rows]
+    out = {"fresh_ids": i32(fresh)}
+    if g.ngram:
+        history = g.ngram - 1
+        wins = []
+        for r in rows:
+            end = len(r.tokens) if r.is_mapped else len(r.tokens) - 1
+            before = [compressed(r.tokens[x], g) if x >= 0 else -1 for x in range(end - history, end)]
+            wins.append(before + [compressed(token, g) for token in r.drafts])
+        out["ngram_win"] = i32(wins).reshape(len(rows), -1)
+    return out
+
+
+def complete_window(win: Sequence[int], current: Sequence[int], rejected: int, g: Geometry) -> list[list[int]]:
+    """The device's half for one request: n-gram rows of its Q tokens, newest first (6.4).
+
+    ``current``: the token to extend and its drafts. ``rejected``: drafts of the step before that were not accepted, K
+    where the request continues no step.
+    """
+    num_draft = len(current) - 1
+    rows = []
+    for j in range(len(current)):
+        out: list[int] = []
+        for back in range(g.ngram):
+            if j >= back:
+                ident = compressed(current[j - back], g)
+            else:
+                ident = win[num_draft + g.ngram - 1 - rejected + j - back]
+            is_dead = ident < 0 or (bool(out) and out[-1] < 0)
+            out.append(-1 if is_dead else ident)
+        rows.append([g.ngram_pad if ident < 0 else ident for ident in out])
+    return rows

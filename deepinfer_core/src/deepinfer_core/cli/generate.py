@@ -45,6 +45,7 @@ SETTINGS = (
     "cache_formats",
     "num_threads",
     "sampler",
+    "overlap",
     "validation",
     "model_plugin",
     "dp",

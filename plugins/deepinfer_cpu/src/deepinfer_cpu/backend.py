@@ -22,6 +22,7 @@ from deepinfer_cpu.ops import (
     cache,
     compress,
     engram,
+    feed,
     gemm,
     indexer,
     meta,
@@ -51,6 +52,7 @@ OPS: Mapping[str, Callable[..., Any]] = {
                 "gather_rows decode_metadata"
             ),
         ),
+        ("meta", feed, "feed_tokens"),
         ("attn", attention, "sparse_prefill plan sparse_decode"),
         ("index", indexer, "logits topk block_max restore"),
         ("gemm", gemm, "dense grouped einsum_heads"),

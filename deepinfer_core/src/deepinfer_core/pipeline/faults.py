@@ -1,0 +1,87 @@
+"""What goes wrong in a plugin call of a step, with the name of the call and of the plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from attrs import frozen
+
+from deepinfer_core.errors import DeepInferError, EngineError
+from deepinfer_core.plugins.failure import blame, exception_text
+from deepinfer_core.sampled import wrong_step_return
+
+
+@frozen
+class Owners:
+    """Who made the parts, as a fault names them: ``first (acme-sampler 0.1)``. Empty: not known."""
+
+    backend: str = ""
+    model: str = ""
+    sampler: str = ""
+
+    def of(self, op: str) -> str:
+        """The owner of a call such as ``model.forward``; caches and ops are the backend's, the core has no owner."""
+        part = op.partition(".")[0]
+        return str(getattr(self, "backend" if part in ("caches", "meta") else part, ""))
+
+
+class StepFault(Exception):
+    """A plugin call of a step failed. ``op`` names the call, ``owner`` the plugin."""
+
+    def __init__(self, op: str, cause: Exception, owner: str = "") -> None:
+        super().__init__(f"{op}: {cause}")
+        self.op = op
+        self.cause = cause
+        self.owner = owner
+
+    def error(self, step_id: int) -> DeepInferError:
+        """The failure as the requests of the step report it."""
+        cause = self.cause
+        details: dict[str, object] = {"op": self.op, "exception": type(cause).__name__, "step_id": step_id}
+        if self.owner:
+            details["plugin"] = self.owner
+        if isinstance(cause, DeepInferError):
+            details["code"] = cause.code
+            details.update(cause.details)
+            reason = f"{cause.code}: {cause.what}" + (f" ({cause.reason})" if cause.reason else "")
+        else:
+            reason = f"{exception_text(cause)} (raised at {blame(cause)})"
+        remedy = "the requests of this step end; run with --debug for the traceback"
+        if self.owner:
+            remedy = f"report it to the authors of {self.owner}, with the traceback that --debug prints"
+        error = EngineError(
+            f"{self.op}{f' of {self.owner}' if self.owner else ''} failed in step {step_id}",
+            reason=reason,
+            remedy=getattr(cause, "remedy", "") or remedy,
+            details=details,
+        )
+        error.__cause__ = cause
+        return error
+
+
+@frozen
+class Boundary:
+    """The line between the step loop and the plugins: what crosses it is named and checked."""
+
+    owners: Owners
+
+    @contextmanager
+    def call(self, op: str) -> Iterator[None]:
+        """Whatever ``op`` raises becomes a StepFault that names it."""
+        try:
+            yield
+        except Exception as err:  # the plugin boundary: stored in the fault and reported by name
+            raise self.fault(op, err) from err
+
+    def fault(self, op: str, err: Exception) -> StepFault:
+        return StepFault(op, err, self.owners.of(op))
+
+    def expect_rows(self, op: str, tensor: Any, rows: int) -> None:
+        """Raises EngineError for a result that has no length, or another one."""
+        if not hasattr(tensor, "__len__"):
+            got = "None" if tensor is None else type(tensor).__name__
+            raise wrong_step_return(op, self.owners.of(op), got, f"a tensor of {rows} rows")
+        if len(tensor) != rows:
+            raise EngineError(f"{op} returned {len(tensor)} rows, expected {rows}", details={"op": op})

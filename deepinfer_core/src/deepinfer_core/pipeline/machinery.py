@@ -1,0 +1,80 @@
+"""What every phase works on: the plugins' parts, and how they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Self
+
+from attrs import define, field
+
+from deepinfer_core.interfaces import Backend, Caches, Model, Sampler
+from deepinfer_core.pipeline.faults import Boundary, Owners
+from deepinfer_core.pipeline.times import PhaseTimes
+from deepinfer_core.records import InputMetadata
+from deepinfer_core.sampled import wrong_step_return
+
+FEED_TOKENS = "meta.feed_tokens"
+
+
+@define(eq=False)
+class Machinery:
+    """The parts of one engine. ``vocab_size``: ids that may be sampled."""
+
+    backend: Backend
+    model: Model
+    sampler: Sampler
+    caches: Caches
+    vocab_size: int
+    times: PhaseTimes
+    at: Boundary
+    """The plugin boundary."""
+    guard: Callable[[], AbstractContextManager[object]]
+    """Entered around the launches of B and C: a call in there that waits for the device is an error."""
+    record_event: Callable[[], Any] | None
+    wait_event: Callable[[Any], object] | None
+    model_vocab: int = 0
+    """Ids that the core knows; a pad draft is the last of them."""
+    ngram_table: Any = field(default=None)
+    """The compression table of the n-grams, on the device."""
+    ngram_pad: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        backend: Backend,
+        model: Model,
+        sampler: Sampler,
+        caches: Caches,
+        vocab_size: int,
+        *,
+        owners: Owners | None = None,
+        sync_guard: bool = False,
+    ) -> Self:
+        """Look up what a backend may leave out. ``sync_guard``: wants ``backend.no_sync``."""
+        return cls(
+            backend,
+            model,
+            sampler,
+            caches,
+            vocab_size,
+            PhaseTimes(),
+            Boundary(owners or Owners()),
+            getattr(backend, "no_sync", nullcontext) if sync_guard else nullcontext,
+            getattr(backend, "record_event", None),
+            getattr(backend, "wait", None),
+        )
+
+    def learn(self, config: Any) -> None:
+        """Take from the core's configuration what completing the inputs on the device needs."""
+        self.model_vocab = config.vocab_size
+        self.ngram_pad = config.ngram_pad
+        if config.depth > 1 and config.ngram and config.ngram_table is not None:
+            self.ngram_table = self.bound(InputMetadata(input_ids=config.ngram_table)).input_ids
+
+    def bound(self, record: Any) -> Any:
+        """``record`` on the device. Raises HookReturnError where the backend gives nothing back."""
+        bound = self.backend.bind_inputs(record)
+        if bound is None:
+            raise wrong_step_return("backend.bind_inputs", self.at.owners.backend, "None", type(record).__name__)
+        return bound

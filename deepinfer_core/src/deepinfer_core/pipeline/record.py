@@ -1,0 +1,68 @@
+"""One step from its schedule to its commit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import define
+
+from deepinfer_core.pipeline.faults import StepFault
+from deepinfer_core.records import SchedulerOutputs, StepKind
+
+
+@define(eq=False)
+class StepRecord:
+    """What the phases of a step hand to each other, and what the next step reads of it on the device.
+
+    Records stay alive until the step after them is committed, because that step's launched work reads their results.
+    """
+
+    step_id: int
+    kind: int
+    num_reqs: int
+    num_tokens: int
+    uids: list[int]
+    """The requests, in row order."""
+    outputs: SchedulerOutputs
+    """As scheduled; views of the core's memory, valid until the step is committed."""
+    started_ns: int
+    inputs: Any = None
+    """``InputMetadata`` on the device (B)."""
+    hidden: Any = None
+    """Rows of the model (B), until C has used them."""
+    sampled: Any = None
+    """The sampler's result as it came (C), maybe on the device; None where no row of the step is sampled."""
+    results: Any = None
+    """The same where the next step reads it: a SamplerOutput with arrays of the device."""
+    event: Any = None
+    """Of the backend: when everything of this step is done on the device."""
+    fault: StepFault | None = None
+    """Why the step has no result. Its requests end when it is its turn to be committed."""
+
+    @classmethod
+    def of(cls, outputs: SchedulerOutputs, started_ns: int) -> StepRecord:
+        return cls(
+            int(outputs.step_id),
+            int(outputs.kind),
+            int(outputs.num_reqs),
+            int(outputs.num_batched_tokens),
+            outputs.seq_uid.tolist(),
+            outputs,
+            started_ns,
+        )
+
+    @property
+    def is_prefill(self) -> bool:
+        return self.kind == StepKind.PREFILL
+
+    @property
+    def samples(self) -> bool:
+        """Whether a row of this step ends its prompt or decodes."""
+        return not self.is_prefill or bool(self.outputs.is_last_chunk.any())
+
+    @property
+    def ended_prompts(self) -> list[int]:
+        """The requests whose prompt ends in this step."""
+        if not self.is_prefill:
+            return []
+        return [uid for uid, is_last in zip(self.uids, self.outputs.is_last_chunk.tolist(), strict=True) if is_last]

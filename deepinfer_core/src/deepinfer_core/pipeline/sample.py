@@ -1,0 +1,91 @@
+"""Phase C: from hidden rows to sampled tokens. The results stay on the device; nothing here may wait for it."""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+
+from deepinfer_core.pipeline.machinery import Machinery
+from deepinfer_core.pipeline.record import StepRecord
+from deepinfer_core.records import SamplerOutput
+from deepinfer_core.sampled import check_result
+
+
+def sample(parts: Machinery, core: Any, record: StepRecord) -> None:
+    """Launch logits and sampling of ``record``; fills ``sampled``, ``results`` and ``event``. Raises StepFault.
+
+    A step in which no row ends its prompt has nothing to sample.
+    """
+    times, at = parts.times, parts.at
+    hidden, record.hidden = record.hidden, None
+    if not record.samples:
+        _mark(parts, record)
+        return
+    t0 = perf_counter_ns()
+    with at.call("core.pack_sampler"):
+        rows = core.pack_sampler(record.step_id)
+    with parts.guard():
+        with at.call("backend.bind_inputs"):
+            wanted = parts.bound(rows)
+        expected = record.num_tokens
+        if record.is_prefill:  # in decode every row gets logits
+            expected = record.num_reqs
+            with at.call("model.forward"):  # whose result cannot be indexed otherwise
+                hidden = hidden[wanted.selected_rows]
+        t1 = perf_counter_ns()
+        with at.call("model.logits"):
+            logits = parts.model.logits(hidden)
+            at.expect_rows("model.logits", logits, expected)
+        t2 = perf_counter_ns()
+        with at.call("sampler.sample"):
+            record.sampled = sampled = parts.sampler.sample(logits, wanted)
+            check_result(sampled, record.num_reqs, owner=at.owners.sampler)
+            onward = _for_next_step(sampled) if core.config.depth > 1 and not record.is_prefill else None
+        if onward is not None:
+            with at.call("backend.bind_inputs"):
+                record.results = parts.bound(onward)
+        _mark(parts, record)
+    t3 = perf_counter_ns()
+    times.pack += t1 - t0
+    times.logits += t2 - t1
+    times.sample += t3 - t2
+
+
+def _mark(parts: Machinery, record: StepRecord) -> None:
+    if parts.record_event is not None:
+        with parts.at.call("backend.record_event"):
+            record.event = parts.record_event()
+
+
+def _for_next_step(sampled: Any) -> SamplerOutput:
+    """What the next step reads: tokens, drafts, accepted counts, confidences; where there are two copies, the
+    device's."""
+
+    def best(name: str) -> Any:
+        on_device = getattr(sampled, f"{name}_device", None)
+        return _plain(getattr(sampled, name, None) if on_device is None else on_device)
+
+    return SamplerOutput(
+        sampled_ids=best("sampled_ids"),
+        draft_ids=best("draft_ids"),
+        confidence=best("confidence"),
+        accepted=_plain(getattr(sampled, "accepted", None)),
+    )
+
+
+def _plain(values: Any) -> Any:
+    """Host values as a contiguous array of a type that a device has; other memory as it is.
+
+    A value that the contract does not know makes the commit fail, after the next step was launched with it; what is
+    uploaded in its place does not matter then.
+    """
+    if not isinstance(values, np.ndarray | list | tuple):
+        return values
+    array = np.asarray(values)
+    if array.dtype.kind in "iub" and array.dtype != np.int32:
+        array = array.astype(np.int32)
+    elif array.dtype.kind not in "iuf":
+        array = np.zeros(array.shape, np.int32)
+    return np.ascontiguousarray(array)

@@ -1,0 +1,112 @@
+"""Tokens of a decode step that only the device knows (``spec/engine.md`` 5.4, 6.4). Nothing here reads on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from deepinfer_cpu.contracts import shape_error
+
+
+def feed_tokens(
+    fresh: Tensor,
+    seqlens_q: Tensor,
+    remap: Tensor | None,
+    sampled: Tensor,
+    total_q: int,
+    *,
+    vocab_size: int,
+    drafts: Tensor | None = None,
+    accepted: Tensor | None = None,
+    ngram_win: Tensor | None = None,
+    ngram_table: Tensor | None = None,
+    ngram_pad: int = 0,
+) -> Mapping[str, Tensor]:
+    """Tokens of a decode step whose rows continue the step before, whose results only the device knows.
+
+    A request with ``remap >= 0`` runs the token that row ``remap`` of the step before sampled (row 0 of the request),
+    then that row's drafts; another one runs its row of ``fresh``. Nothing is read on the host. Ids out of range (the
+    row of a request that failed) become ``vocab_size - 1``, so that such a row runs to its end and is discarded.
+
+    :param fresh: int32 ``[N, Q]``: current token and drafts as the host knows them, ``Q = K + 1``.
+    :param seqlens_q: int32 ``[N]``, ``total_q`` rows in all, each request at most Q.
+    :param remap: int32 ``[N]``, row in the step before or -1; None: every request continues the row of its own number.
+    :param sampled: int ``[M]`` of the step before; ``drafts`` int ``[M, K]``, absent: pad drafts.
+    :param accepted: int32 ``[M]``, drafts that the step before accepted; absent: none.
+    :param ngram_win: int32 ``[N, K + G - 1]``: compressed ids before the current token, oldest first, then the K drafts
+        of the step before; -1 ends the look-back. None: no n-grams.
+    :param ngram_table: int32 ``[size]``, compressed id of each token; negative, or an id beyond it, ends the look-back.
+    :returns: ``input_ids`` int32 ``[T]`` and, with a window, ``ngram_token_ids`` int32 ``[T, G]``: column r is the
+        compressed id r places back, ``ngram_pad`` from the end of the look-back on.
+    """
+    n, q = fresh.shape
+    if seqlens_q.shape[0] != n:
+        raise shape_error("meta.feed_tokens", "seqlens_q", f"[{n}]", list(seqlens_q.shape))
+    current, mapped, source = _current_tokens(fresh, remap, sampled, drafts, vocab_size)
+    if total_q == n and q == 1:
+        row, local = None, None
+        ids = current[:, 0]
+    elif total_q == n * q:
+        row, local = None, None
+        ids = current.reshape(-1)
+    else:
+        numbers = torch.arange(n, dtype=torch.int32, device=fresh.device)
+        row = torch.repeat_interleave(numbers, seqlens_q, output_size=total_q).long()
+        first = torch.cumsum(seqlens_q, 0) - seqlens_q
+        local = torch.arange(total_q, device=fresh.device) - first[row]
+        ids = current[row, local]
+    out = {"input_ids": ids.contiguous()}
+    if ngram_win is not None and ngram_table is not None:
+        rejected = torch.full((n,), q - 1, dtype=torch.long, device=fresh.device)
+        if accepted is not None and q > 1:
+            taken = accepted.reshape(-1)[source].long().clamp(0, q - 1)
+            rejected = torch.where(mapped, rejected - taken, rejected)
+        grams = _ngram_windows(current, rejected, ngram_win, ngram_table, ngram_pad)
+        flat = grams.reshape(n * q, -1) if row is None else grams[row, local]
+        out["ngram_token_ids"] = flat.contiguous()
+    return out
+
+
+def _current_tokens(
+    fresh: Tensor, remap: Tensor | None, sampled: Tensor, drafts: Tensor | None, vocab_size: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(tokens int32 ``[N, Q]``, whether the request continues a row ``[N]``, that row int64 ``[N]``)."""
+    n, q = fresh.shape
+    sampled = sampled.reshape(-1)
+    if not sampled.shape[0]:
+        sampled = fresh.new_full((1,), vocab_size - 1)
+    if remap is None:
+        source = torch.arange(n, device=fresh.device)
+        mapped = torch.ones(n, dtype=torch.bool, device=fresh.device)
+    else:
+        source = remap.long()
+        mapped = source >= 0
+    source = source.clamp(0, sampled.shape[0] - 1)  # a sampler may have returned too few rows
+    columns = [sampled[source].to(torch.int32).unsqueeze(1)]
+    if q > 1:
+        if drafts is None:
+            columns.append(fresh.new_full((n, q - 1), vocab_size - 1))
+        else:
+            columns.append(drafts[source].to(torch.int32).reshape(n, q - 1))
+    known = torch.cat(columns, dim=1)
+    known = known.masked_fill((known < 0) | (known >= vocab_size), vocab_size - 1)
+    return torch.where(mapped.unsqueeze(1), known, fresh), mapped, source
+
+
+def _ngram_windows(current: Tensor, rejected: Tensor, win: Tensor, table: Tensor, pad: int) -> Tensor:
+    """Compressed ids, newest first, int32 ``[N, Q, G]`` (``spec/engine.md`` 6.4)."""
+    n, q = current.shape
+    g = win.shape[1] - (q - 1) + 1
+    if g < 1 or win.shape[0] != n:
+        raise shape_error("meta.feed_tokens", "ngram_win", f"[{n}, K + G - 1] with K = {q - 1}", list(win.shape))
+    known = current < table.shape[0]
+    tokens = table[current.long().clamp(max=table.shape[0] - 1)].masked_fill(~known, -1)
+    # One line a request: history and accepted drafts, then the tokens of this step; row j looks back from q_at + j.
+    at = torch.arange(g - 1, device=win.device) + (q - 1) - rejected.unsqueeze(1)
+    line = torch.cat([win.gather(1, at), tokens], dim=1)
+    back = torch.arange(q, device=win.device).unsqueeze(1) + (g - 1) - torch.arange(g, device=win.device)
+    grams = line[:, back]
+    dead = torch.cumsum((grams < 0).to(torch.int32), dim=2) > 0
+    return grams.masked_fill(dead, pad)
