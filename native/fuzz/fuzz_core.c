@@ -1,22 +1,16 @@
-/* libFuzzer target over encoded operations.
+/* Target over encoded operations, for libFuzzer or for fuzz/standalone.c.
  *
  *   clang -std=c11 -g -O1 -fsanitize=fuzzer,address,undefined -Iinclude -Isrc -DDI_VERSION='"fuzz"' \
- *       fuzz/fuzz_core.c src/di_*.c -pthread -o fuzz_core && ./fuzz_core -max_total_time=60
+ *       fuzz/fuzz_core.c src/di_*.c -pthread -lm -o fuzz_core && ./fuzz_core -max_total_time=60
  *
  * The first bytes choose a small configuration, each further byte one operation with the bytes it needs. After every
  * operation the core compares all of its structures; at the end everything is drained and the leak audit must pass.
  */
-#include <stdlib.h>
+#include "fuzz.h"
+
 #include <string.h>
 
-#include "di_core.h"
-
 enum { MAX_SEQS = 4, MAX_Q = 4, MAX_TOKENS = 64, VOCAB = 40, MAX_UID = 4096 };
-
-typedef struct script {
-    const uint8_t *data;
-    size_t size;
-} script;
 
 typedef struct fuzzed {
     di_core *core;
@@ -26,19 +20,7 @@ typedef struct fuzzed {
     int32_t tokens[MAX_UID], ends[MAX_UID];
 } fuzzed;
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static uint8_t take(script *s)
-{
-    if (s->size == 0) return 0;
-    s->size--;
-    return *s->data++;
-}
-
-static void require(int ok)
-{
-    if (!ok) abort();
-}
+fuzz_totals fuzz_total;
 
 /* Small and odd sizes: one block, one sequence, one token, chunks of one, blocks of one. */
 static di_config make_config(script *s)
@@ -64,13 +46,15 @@ static void submit(fuzzed *f, script *s)
     int32_t prompt[64], stop = b & 31;
     for (int32_t i = 0; i < 64; i++) prompt[i] = (a * 7 + i) % VOCAB;
     di_request r = {.struct_size = sizeof r, .num_prompt = 1 + (a & 63) % 62, .prompt = prompt,
-                    .max_tokens = 1 + (b & 15), .min_tokens = b >> 6, .num_stop = (b & 32) != 0, .stop_ids = &stop,
+                    .max_tokens = 1 + 2 * (b & 31), .min_tokens = b >> 6, .num_stop = (a & b & 32) != 0, .stop_ids = &stop,
                     .priority = (a >> 6) - 1, .top_k = -1, .temperature = 1, .top_p = 1, .repetition_penalty = 1};
-    if (f->last_uid + 1 >= MAX_UID) return;
+    int64_t live = 0;
+    REQUIRE(di_unfinished(f->core, &live) == 0);
+    if (f->last_uid + 1 >= MAX_UID || live >= 2 * MAX_SEQS) return;
     uint64_t uid = 0;
     int code = di_submit(f->core, &r, &uid);
-    require(code == (r.num_prompt > 0 ? 0 : DI_E_ARG));
-    require(uid == f->last_uid + 1);
+    REQUIRE(code == (r.num_prompt > 0 ? 0 : DI_E_ARG));
+    REQUIRE(uid == f->last_uid + 1);
     f->last_uid = uid;
 }
 
@@ -83,16 +67,16 @@ static void schedule(fuzzed *f, script *s)
     uint64_t depth = (uint64_t)f->config.depth;
     int may = f->launched - f->committed < depth && f->launched - f->done <= depth;
     int code = di_schedule(f->core, mode == 3 ? DI_MODE_DECODE : mode, &o);
-    require(code == (may ? 0 : DI_E_ORDER));
+    REQUIRE(code == (may ? 0 : DI_E_ORDER));
     if (code || o.num_reqs == 0) return;
     f->launched++;
-    require(o.step_id == f->launched);
+    REQUIRE(o.step_id == f->launched);
     f->n[f->launched % 3] = o.num_reqs;
     f->t[f->launched % 3] = o.num_batched_tokens;
     f->kind[f->launched % 3] = o.kind;
-    require(di_pack(f->core, o.step_id, &m.base) == 0);
+    REQUIRE(di_pack(f->core, o.step_id, &m.base) == 0);
     code = di_pack_sampler(f->core, o.step_id, &in);
-    require(code == 0 || (code == DI_E_ORDER && f->config.num_draft > 0 && f->launched - f->committed == 2));
+    REQUIRE(code == 0 || (code == DI_E_ORDER && f->config.num_draft > 0 && f->launched - f->committed == 2));
 }
 
 static void follow(fuzzed *f, const di_event_batch *e)
@@ -101,8 +85,8 @@ static void follow(fuzzed *f, const di_event_batch *e)
     const uint16_t *flags = e->flags.data;
     const int32_t *index = e->output_index.data, *token = e->token_id.data;
     for (int64_t i = 0; i < e->seq_uid.shape[0]; i++) {
-        require(uid[i] <= f->last_uid && f->ends[uid[i]] == 0);
-        if (token[i] >= 0) require(index[i] == ++f->tokens[uid[i]]);
+        REQUIRE(uid[i] <= f->last_uid && f->ends[uid[i]] == 0);
+        if (token[i] >= 0) REQUIRE(index[i] == ++f->tokens[uid[i]]);
         if (flags[i] & DI_EVENT_FLAG_LAST) f->ends[uid[i]] = 1;
     }
 }
@@ -126,10 +110,10 @@ static void refuse_wrong(fuzzed *f, uint64_t step, di_sampler_output out, uint8_
     else if (how & 16) v->ndim = 2;
     else if (how & 32) v->data = NULL;
     else v->flags = 0;
-    require(di_stats(f->core, &before) == 0);
+    REQUIRE(di_stats(f->core, &before) == 0);
     int code = di_commit(f->core, step, &out, &e);
-    require(code == DI_E_CONTRACT);
-    require(di_stats(f->core, &after) == 0 && memcmp(&before, &after, sizeof before) == 0);
+    REQUIRE(code == DI_E_CONTRACT);
+    REQUIRE(di_stats(f->core, &after) == 0 && memcmp(&before, &after, sizeof before) == 0);
 }
 
 static void commit(fuzzed *f, script *s)
@@ -143,7 +127,7 @@ static void commit(fuzzed *f, script *s)
     uint8_t a = take(s);
     if (f->committed == f->launched) {
         di_sampler_output none = {.struct_size = sizeof none, .chain = DI_HASH_SAMPLER_OUTPUT};
-        require(di_commit(f->core, step, &none, &e) == DI_E_ORDER);
+        REQUIRE(di_commit(f->core, step, &none, &e) == DI_E_ORDER);
         return;
     }
     int is_decode = f->kind[step % 3] == DI_STEP_DECODE;
@@ -165,7 +149,7 @@ static void commit(fuzzed *f, script *s)
         out.accepted = view(accepted, DI_DTYPE_I32, n, 0);
     }
     refuse_wrong(f, step, out, a);
-    require(di_commit(f->core, step, &out, &e) == 0);
+    REQUIRE(di_commit(f->core, step, &out, &e) == 0);
     f->committed++;
     follow(f, &e);
 }
@@ -175,7 +159,7 @@ static void done(fuzzed *f, uint8_t how)
 {
     if (how & 1 && f->done < f->launched) f->done = f->launched;
     else if (f->done < f->committed) f->done++;
-    require(di_step_done(f->core, f->done) == 0);
+    REQUIRE(di_step_done(f->core, f->done) == 0);
 }
 
 static void end_one(fuzzed *f, script *s)
@@ -183,31 +167,40 @@ static void end_one(fuzzed *f, script *s)
     uint64_t uid = 1 + take(s) % (f->last_uid + 2);
     uint8_t status = 9;
     if (take(s) & 1) {
-        require(di_abort(f->core, &uid, 1, &status) == 0 && status <= DI_ABORT_UNKNOWN);
+        REQUIRE(di_abort(f->core, &uid, 1, &status) == 0 && status <= DI_ABORT_UNKNOWN);
     } else {
         int code = di_finish(f->core, uid, DI_FINISH_STOP, 0);
-        require(code == 0 || code == DI_E_NOT_FOUND);
+        REQUIRE(code == 0 || code == DI_E_NOT_FOUND);
     }
 }
 
 static void poll(fuzzed *f)
 {
     static di_event_batch e;
-    require(di_poll_events(f->core, &e) == 0);
+    REQUIRE(di_poll_events(f->core, &e) == 0);
     follow(f, &e);
+}
+
+static void probe(fuzzed *f)
+{
+    di_probe_out out;
+    REQUIRE(di_probe(f->core, &out) == 0);
+    REQUIRE(out.in_flight == (int32_t)(f->launched - f->committed));
 }
 
 static void apply(fuzzed *f, script *s)
 {
-    switch (take(s) % 12) {
+    switch (take(s) % 16) {
     case 0: case 1: submit(f, s); break;
-    case 2: case 3: case 4: schedule(f, s); break;
-    case 5: case 6: case 7: commit(f, s); break;
-    case 8: case 9: done(f, take(s)); break;
-    case 10: end_one(f, s); break;
+    case 2: case 3: case 4: case 5: schedule(f, s); break;
+    case 6: case 7: case 8: case 9: commit(f, s); break;
+    case 10: case 11: case 12: done(f, take(s)); break;
+    case 13: if (take(s) < 48) end_one(f, s); break;
+    case 14: probe(f); break;
     default: poll(f); break;
     }
-    require(di_core_check(f->core, NULL) == 0);
+    fuzz_total.operations++;
+    REQUIRE(di_core_check(f->core, NULL) == 0);
 }
 
 static void drain(fuzzed *f)
@@ -215,14 +208,17 @@ static void drain(fuzzed *f)
     script none = {NULL, 0};
     for (uint64_t uid = 1; uid <= f->last_uid; uid++) {
         uint8_t status;
-        require(di_abort(f->core, &uid, 1, &status) == 0);
+        REQUIRE(di_abort(f->core, &uid, 1, &status) == 0);
     }
     poll(f);
     while (f->committed < f->launched) commit(f, &none);
     while (f->done < f->committed) done(f, 0);
     for (int i = 0; i < 64; i++) poll(f);
-    require(di_core_check(f->core, NULL) == 0 && di_audit(f->core, NULL) == 0);
-    for (uint64_t uid = 1; uid <= f->last_uid; uid++) require(f->ends[uid] == 1);
+    REQUIRE(di_core_check(f->core, NULL) == 0 && di_audit(f->core, NULL) == 0);
+    for (uint64_t uid = 1; uid <= f->last_uid; uid++) REQUIRE(f->ends[uid] == 1);
+    di_stats_out stats;
+    REQUIRE(di_stats(f->core, &stats) == 0);
+    fuzz_add(&stats);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

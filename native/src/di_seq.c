@@ -25,6 +25,10 @@ int di_request_check(const di_request *r, int32_t vocab_size)
     if (r->struct_size != sizeof *r)
         return bad("struct_size", "%.0f bytes is not the size of this library's di_request", r->struct_size);
     if (r->num_prompt < 1) return bad("prompt", "has %.0f tokens, at least 1 is needed", r->num_prompt);
+    /* Before the arrays are read: a count that is too large may be longer than its array. */
+    if (r->num_eos > DI_MAX_STOP_IDS || (r->num_eos >= 0 && r->num_stop > DI_MAX_STOP_IDS - r->num_eos))
+        return di_fail(DI_E_ARG, "Request", "stop_ids", "%d eos_ids and %d stop_ids, together at most %d", r->num_eos,
+                       r->num_stop, DI_MAX_STOP_IDS);
     int code = check_ids("prompt", r->prompt, r->num_prompt, 0, vocab_size);
     if (!code) code = check_ids("eos_ids", r->eos_ids, r->num_eos, 0, vocab_size);
     if (!code) code = check_ids("stop_ids", r->stop_ids, r->num_stop, 0, vocab_size);
@@ -32,9 +36,6 @@ int di_request_check(const di_request *r, int32_t vocab_size)
     if (code) return code;
     if (r->max_tokens < 1) return bad("max_tokens", "is %.0f, at least 1 is needed", r->max_tokens);
     if (r->min_tokens < 0) return bad("min_tokens", "is %.0f, at least 0 is needed", r->min_tokens);
-    if (r->num_eos > DI_MAX_STOP_IDS || r->num_stop > DI_MAX_STOP_IDS - r->num_eos)
-        return di_fail(DI_E_ARG, "Request", "stop_ids", "%d eos_ids and %d stop_ids, together at most %d", r->num_eos,
-                       r->num_stop, DI_MAX_STOP_IDS);
     if (r->priority < DI_PRIORITY_LOW || r->priority > DI_PRIORITY_HIGH)
         return bad("priority", "is %.0f, the range is -8 .. 7", r->priority);
     if (r->ignore_eos != 0 && r->ignore_eos != 1) return bad("ignore_eos", "is %.0f, 0 or 1 is needed", r->ignore_eos);
