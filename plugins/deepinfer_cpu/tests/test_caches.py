@@ -205,6 +205,31 @@ def test_clone_copies_a_slot_in_order(backend):
     assert (c.view("swa", 1).tensor[0] == 0).all()
 
 
+@pytest.mark.parametrize(
+    ("pool", "names"),
+    [("main", ("main", "index")), ("index", ("main", "index")), ("swa", ("swa",)), ("state", ("state",))],
+)
+def test_clone_copies_a_unit_byte_for_byte_and_nothing_else(backend, pool, names):
+    """A block is cloned with its index keys, whichever of the two pools names it."""
+    c = backend.alloc_caches(small(), dict.fromkeys(("main", "index", "swa", "state"), 5))
+    for arena in c._arenas.values():
+        arena.copy_(torch.randint(0, 256, arena.shape, dtype=torch.uint8))
+    before = {name: arena.clone() for name, arena in c._arenas.items()}
+    c.clone(pool, [(3, 1), (4, 2)])
+    for spec in small():
+        for layer in spec.layers:
+            view = c.view(spec.name, layer.layer)
+            same = [torch.equal(view.tensor[src].view(torch.uint8), view.tensor[dst].view(torch.uint8))
+                    for src, dst in ((3, 1), (4, 2))]  # fmt: skip
+            assert same == [spec.name in names] * 2
+    for name, arena in c._arenas.items():
+        units = [u for u in range(5) if name != layouts.ARENA_OF_POOL[pool] or u not in (1, 2)]
+        assert torch.equal(arena.view(5, -1)[units], before[name].view(5, -1)[units])
+    unit = c._layouts[layouts.ARENA_OF_POOL[pool]].stride
+    arena = c._arenas[layouts.ARENA_OF_POOL[pool]]
+    assert torch.equal(arena[unit : 3 * unit], before[layouts.ARENA_OF_POOL[pool]][3 * unit :])
+
+
 def test_caches_satisfy_the_protocol(backend):
     from deepinfer_core.interfaces import Caches
 
