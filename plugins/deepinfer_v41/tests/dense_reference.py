@@ -39,6 +39,18 @@ class Trace:
     hashes: Tensor | None = None
     unrounded: dict[tuple[str, int], Tensor] = field(factory=dict)
     """(cache, layer) -> values before the cache format is applied."""
+    entries: dict[int, tuple[Tensor, Tensor]] = field(factory=dict)
+    """Owner layer -> compressed (keys, index keys) as attention reads them."""
+
+
+@define
+class Replay:
+    """A prefix hit (``spec/model.md`` 5.2): rows from ``start`` on see no window key before it, and the entries of the
+    first ``hit`` positions are those of the ``cold`` run."""
+
+    start: int
+    hit: int
+    cold: Trace
 
 
 def pow2_ceil(v: Tensor) -> Tensor:
@@ -294,6 +306,8 @@ class DenseReference:
         trace.unrounded["swa", layer] = k
         keys = qdq_q8(k) if self.caches else k
         visible = (pos[None, :] <= pos[:, None]) & (pos[None, :] > pos[:, None] - W)
+        if (replay := shared.get("replay")) is not None:
+            visible &= (pos[None, :] >= replay.start) | (pos[:, None] < replay.start)
         if r:
             self._compress(layer, r, x, shared, trace)
             self._select(layer, r, x, qr, turn, shared, trace)
@@ -327,6 +341,10 @@ class DenseReference:
         main_format = qdq_q4nv if c.get("use_fp4_sparse_kv", True) else qdq_q8
         shared["main"] = main_format(main) if self.caches else main
         shared["ik"] = qdq_q4mx(ik) if self.caches else ik
+        if (replay := shared.get("replay")) is not None:
+            for name, known in zip(("main", "ik"), replay.cold.entries[layer], strict=True):
+                shared[name] = torch.cat([known[: replay.hit // r], shared[name][replay.hit // r :]])
+        trace.entries[layer] = shared["main"], shared["ik"]
 
     def _select(
         self, layer: int, r: int, x: Tensor, qr: Tensor, turn: Any, shared: dict[str, Any], trace: Trace
@@ -369,14 +387,14 @@ class DenseReference:
     # --- whole model ----------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def run(self, ids: Sequence[int], keep: slice = slice(None)) -> Trace:
-        """All rows of one sequence; ``logits`` for the rows in ``keep``."""
+    def run(self, ids: Sequence[int], keep: slice = slice(None), replay: Replay | None = None) -> Trace:
+        """All rows of one sequence; ``logits`` for the rows in ``keep``. With ``replay`` those from its start count."""
         c, trace = self.c, Trace()
         X = self.w["embed.weight"][list(ids)][:, None].repeat(1, c["hc_mult"], 1)
         a = torch.zeros(len(ids), c["hc_mult"], dtype=self.dtype)
         a[:, 0] = 1
         trace.hashes = self.hash_rows(ids)
-        shared: dict[str, Any] = {}
+        shared: dict[str, Any] = {"replay": replay}
         for layer in range(c["num_hidden_layers"]):
             trace.stream_norms.append(X.norm(dim=-1))
             if layer in c["engram_layer_ids"]:

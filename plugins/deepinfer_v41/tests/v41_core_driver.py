@@ -5,15 +5,17 @@ Same model, caches and results as ``v41_driver.Driver``; what differs is who dec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import torch
-from attrs import define
+from attrs import define, field
 from torch import Tensor
 from v41_driver import Driver
 
-from deepinfer_contracts import SamplerOutput
+from deepinfer_contracts import Pool, SamplerOutput
 from deepinfer_native import Core, CoreConfig
 
 
@@ -24,8 +26,31 @@ class Forced:
     prompt: Sequence[int]
     follow: Sequence[int] = ()
 
+    @property
+    def tokens(self) -> list[int]:
+        return [*self.prompt, *self.follow]
 
-def core_config(driver: Driver, chunk: int, blocks: int, slots: int) -> CoreConfig:
+
+@define(eq=False)
+class Computed:
+    """What the steps of one request computed. A prefix hit skips the positions before ``start``."""
+
+    start: int = 0
+    replayed: int = 0
+    rows: dict[int, Tensor] = field(factory=dict)
+    """Position -> hidden row; a preempted request computes its rows again."""
+    ngrams: dict[int, list[int]] = field(factory=dict)
+    blocks: list[int] = field(factory=list)
+    slots: tuple[int, int] = (0, 0)
+    """Of the window ring and of the compressor state."""
+
+    @property
+    def hit(self) -> int:
+        """Positions whose compressed entries were there already."""
+        return self.start + self.replayed
+
+
+def core_config(driver: Driver, chunk: int, blocks: int, slots: int, **settings: Any) -> CoreConfig:
     g, config = driver.geometry, driver.model.config
     return CoreConfig(
         num_blocks=blocks,
@@ -47,45 +72,80 @@ def core_config(driver: Driver, chunk: int, blocks: int, slots: int) -> CoreConf
         ngram_pad=g.ngram_pad,
         inputs="InputMetadataV41",
         validation="full",
+        **settings,
     )
 
 
-def run_forced(driver: Driver, work: Sequence[Forced], *, chunk: int = 4096) -> list[Tensor]:
-    """Logits of all rows of each request: its prompt, prefilled in chunks, then its follow-up tokens, decoded.
+class CoreDriver:
+    """One core over the caches of ``driver``. It may take every block and slot, so the driver itself must be idle."""
 
-    The core may take every block and slot of the driver's caches, so the driver itself must be idle.
-    """
-    blocks, slots = len(driver.blocks) + 1, len(driver.slots) + 1
-    rows: dict[int, dict[int, Tensor]] = {}  # by position: a preempted request computes its rows again
-    with Core(core_config(driver, chunk, blocks, slots)) as core:
+    def __init__(self, driver: Driver, *, chunk: int = 4096, **settings: Any) -> None:
+        self.driver = driver
+        self.core = Core(core_config(driver, chunk, len(driver.blocks) + 1, len(driver.slots) + 1, **settings))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.core.close()
+
+    def run(self, work: Sequence[Forced], *, before_step: Callable[[], object] | None = None) -> list[Computed]:
+        """Run all requests of ``work`` together to their end."""
+        core = self.core
         requests = {
-            core.submit(r.prompt, max_tokens=len(r.follow) + 1, ignore_eos=True, temperature=0.0): r for r in work
+            core.submit(r.prompt, max_tokens=len(r.follow) + 1, ignore_eos=True, temperature=0.0): (r, Computed())
+            for r in work
         }
         while core.unfinished:
+            if before_step is not None:
+                before_step()
             step = core.schedule_local()
             if step.num_reqs == 0:
                 raise AssertionError(f"nothing was scheduled: {core.stats()}")
-            uids, lengths, ends = step.seq_uid.tolist(), step.seqlens_q.tolist(), step.seqlens_k.tolist()
-            inputs = driver.backend.bind_inputs(core.pack(step.step_id))
-            hidden = driver.model.forward(inputs, driver.caches).split(lengths)
-            tokens = []
-            for uid, part, end in zip(uids, hidden, ends, strict=True):
-                rows.setdefault(uid, {}).update(zip(range(end - len(part), end), part, strict=True))
-                request = requests[uid]
-                after = end - len(request.prompt)
-                tokens.append(request.follow[after] if 0 <= after < len(request.follow) else 0)
-            core.commit(
-                step.step_id,
-                SamplerOutput(
-                    sampled_ids=np.array(tokens, dtype=np.int32),
-                    sampled_logprob=np.zeros(len(tokens), dtype=np.float32),
-                    row_status=np.zeros(len(tokens), dtype=np.int8),
-                ),
-            )
-            core.step_done(step.step_id)
+            self._step(step, requests)
+        core.check()
         core.audit()
-    out = []
-    for uid, request in requests.items():
-        count = len(request.prompt) + len(request.follow)
-        out.append(driver.model.logits(torch.stack([rows[uid][p] for p in range(count)])))
-    return out
+        return [computed for _, computed in requests.values()]
+
+    def _step(self, step: Any, requests: dict[int, tuple[Forced, Computed]]) -> None:
+        core, driver = self.core, self.driver
+        for pool, unit in step.zero_slots.tolist():
+            driver.caches.zero(Pool(pool).name.lower(), [unit])
+        lengths, ends = step.seqlens_q.tolist(), step.seqlens_k.tolist()
+        packed = core.pack(step.step_id)
+        grams = np.split(packed.ngram_token_ids, np.cumsum(lengths)[:-1])
+        hidden = driver.model.forward(driver.backend.bind_inputs(packed), driver.caches).split(lengths)
+        tokens = []
+        for i, (uid, part, end) in enumerate(zip(step.seq_uid.tolist(), hidden, ends, strict=True)):
+            request, computed = requests[uid]
+            if step.hit_tokens[i]:
+                computed.start, computed.replayed = int(step.hit_tokens[i]), int(step.replayed_tokens[i])
+            positions = range(end - len(part), end)
+            computed.rows.update(zip(positions, part, strict=True))
+            computed.ngrams.update(zip(positions, grams[i].tolist(), strict=True))
+            computed.blocks = step.bt_ids[step.bt_offsets[i] : step.bt_offsets[i + 1]].tolist()
+            computed.slots = int(step.swa_slot[i]), int(step.state_slot[i])
+            after = end - len(request.prompt)
+            tokens.append(request.follow[after] if 0 <= after < len(request.follow) else 0)
+        core.commit(
+            step.step_id,
+            SamplerOutput(
+                sampled_ids=np.array(tokens, dtype=np.int32),
+                sampled_logprob=np.zeros(len(tokens), dtype=np.float32),
+                row_status=np.zeros(len(tokens), dtype=np.int8),
+            ),
+        )
+        core.step_done(step.step_id)
+
+    def logits(self, request: Forced, computed: Computed) -> Tensor:
+        """Of all positions from ``computed.start`` on: those of the prompt, then those of the follow-up tokens."""
+        rows = [computed.rows[p] for p in range(computed.start, len(request.tokens))]
+        return self.driver.model.logits(torch.stack(rows))
+
+
+def run_forced(driver: Driver, work: Sequence[Forced], *, chunk: int = 4096) -> list[Tensor]:
+    """Logits of all rows of each request: its prompt, prefilled in chunks, then its follow-up tokens, decoded."""
+    with CoreDriver(driver, chunk=chunk) as core:
+        return [core.logits(r, c) for r, c in zip(work, core.run(work), strict=True)]
