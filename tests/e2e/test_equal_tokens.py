@@ -14,7 +14,7 @@ from e2e_workload import Job, Result, comparable, pool_of, run_jobs, workload
 from deepinfer_core import LLM, memory
 
 SEED = 11
-BASE: dict[str, Any] = {"block_size": 16, "max_num_seqs": 32}
+BASE: dict[str, Any] = {"block_size": 16, "max_num_seqs": 32, "overlap": False}
 SIZES = {"gate": (28, 48), "nightly": (200, 400)}
 """Name -> (requests, tokens of the longest prompt)."""
 LONG = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -73,9 +73,15 @@ def test_workload_ends_in_every_way(reference: Reference, scale: str) -> None:
 
 
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("max_chunk", [7, 64])
-def test_chunk_budget_changes_no_token(reference: Reference, scale: str, max_chunk: int) -> None:
-    stats = check_equal(reference, scale, {"max_chunk": max_chunk})
+def test_two_steps_in_flight_change_no_token(reference: Reference, scale: str) -> None:
+    stats = check_equal(reference, scale, {"overlap": True})
+    assert stats.overrun_rows > 0  # an answer that a stop id ends is in the next step already
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize(("max_chunk", "overlap"), [(7, True), (64, False)])
+def test_chunk_budget_changes_no_token(reference: Reference, scale: str, max_chunk: int, overlap: bool) -> None:
+    stats = check_equal(reference, scale, {"max_chunk": max_chunk, "overlap": overlap})
     assert stats.preemptions == 0
 
 
@@ -84,17 +90,26 @@ def test_block_size_changes_no_token(reference: Reference, scale: str) -> None:
     check_equal(reference, scale, {"block_size": 128})
 
 
+FORCED = [(None, False), (None, True), (7, False), (7, True)]
+
+
 @pytest.mark.parametrize(
-    ("scale", "max_chunk"), [("gate", None), *(pytest.param("nightly", q, marks=LONG) for q in (None, 7))]
+    ("scale", "max_chunk", "overlap"),
+    [("gate", None, True), *(pytest.param("nightly", *each, marks=LONG) for each in FORCED)],
 )
 def test_forced_preemption_changes_no_token(
-    reference: Reference, scale: str, max_chunk: int | None, monkeypatch: pytest.MonkeyPatch
+    reference: Reference, scale: str, max_chunk: int | None, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Slots of this model are large beside its blocks: by default they would get half of so small a memory.
     monkeypatch.setattr(memory, "SLOT_SHARE", 1.0)
     longest = SIZES[scale][1]
     blocks, seqs = -(-(longest + 40) // 16) + 6, 12
-    pool = {"kv_memory": pool_of(reference.llm, blocks=blocks, slots=14), "max_num_seqs": seqs, "max_chunk": max_chunk}
+    pool = {
+        "kv_memory": pool_of(reference.llm, blocks=blocks, slots=14),
+        "max_num_seqs": seqs,
+        "max_chunk": max_chunk,
+        "overlap": overlap,
+    }
     with pytest.warns(UserWarning, match="the caches hold"):
         stats = check_equal(reference, scale, pool)
     assert stats.preemptions > 0
