@@ -13,11 +13,13 @@ from e2e_workload import Job, Result, comparable, pool_of, run_jobs, workload
 
 from deepinfer_core import LLM, memory
 
+pytestmark = pytest.mark.timeout(300)  # seconds on an idle machine, minutes on a crowded one
+
 SEED = 11
 BASE: dict[str, Any] = {"block_size": 16, "max_num_seqs": 32, "overlap": False}
 SIZES = {"gate": (28, 48), "nightly": (200, 400)}
 """Name -> (requests, tokens of the longest prompt)."""
-LONG = [pytest.mark.slow, pytest.mark.timeout(900)]
+LONG = [pytest.mark.slow, pytest.mark.timeout(3600)]
 SCALES = ["gate", pytest.param("nightly", marks=LONG)]
 
 
