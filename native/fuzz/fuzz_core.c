@@ -25,7 +25,7 @@ fuzz_totals fuzz_total;
 /* Small and odd sizes: one block, one sequence, one token, chunks of one, blocks of one. */
 static di_config make_config(script *s)
 {
-    uint8_t a = take(s), b = take(s), c = take(s), d = take(s), e = take(s);
+    uint8_t a = take(s), b = take(s), c = take(s), d = take(s), e = take(s), p = take(s);
     int32_t k = a & 3, block_size = 1 << (c & 3), chunked = (c & 16) == 0, min_chunk = 1 + (c >> 5 & 1);
     return (di_config){
         .struct_size = sizeof(di_config), .block_size = block_size, .num_blocks = 2 + (b & 31),
@@ -37,17 +37,21 @@ static di_config make_config(script *s)
         .stop_preempted = (b & 64) != 0, .window = 6, .backtrack = 1, .num_ratios_sparse = block_size > 1 ? 2 : 1,
         .ratios_sparse = {1, 2}, .num_ratios_dense = block_size > 1, .ratios_dense = {2}, .inputs = 1,
         .validation = DI_LEVEL_FULL, .stream_ordered_reuse = (a & 64) != 0, .row_order = (a & 128) != 0,
-        .zero_swa_on_alloc = (b & 32) != 0, .prefill_watermark = (b & 128) ? 0.5 : 0.9};
+        .zero_swa_on_alloc = (b & 32) != 0, .prefill_watermark = (b & 128) ? 0.5 : 0.9,
+        .prefix_cache = p & 1, .replay_len = (p & 2) ? 6 + (p >> 2 & 3) : 0, .replay_keep = (p & 16) ? 10 : 0,
+        .prefix_hash_bits = (p & 32) ? p >> 6 : 128};
 }
 
 static void submit(fuzzed *f, script *s)
 {
     uint8_t a = take(s), b = take(s);
     int32_t prompt[64], stop = b & 31;
-    for (int32_t i = 0; i < 64; i++) prompt[i] = (a * 7 + i) % VOCAB;
+    /* Few different beginnings, so that prompts share prefixes. */
+    for (int32_t i = 0; i < 64; i++) prompt[i] = ((i < 24 ? a % 2 : a) * 7 + i) % VOCAB;
     di_request r = {.struct_size = sizeof r, .num_prompt = 1 + (a & 63) % 62, .prompt = prompt,
                     .max_tokens = 1 + 2 * (b & 31), .min_tokens = b >> 6, .num_stop = (a & b & 32) != 0, .stop_ids = &stop,
-                    .priority = (a >> 6) - 1, .top_k = -1, .temperature = 1, .top_p = 1, .repetition_penalty = 1};
+                    .priority = (a >> 6) - 1, .top_k = -1, .temperature = 1, .top_p = 1, .repetition_penalty = 1,
+                    .prefix_lookup = a % 8 != 0};
     int64_t live = 0;
     REQUIRE(di_unfinished(f->core, &live) == 0);
     if (f->last_uid + 1 >= MAX_UID || live >= 2 * MAX_SEQS) return;
@@ -188,6 +192,12 @@ static void probe(fuzzed *f)
     REQUIRE(out.in_flight == (int32_t)(f->launched - f->committed));
 }
 
+static void reset(fuzzed *f)
+{
+    int code = di_reset_prefix_cache(f->core, NULL);
+    REQUIRE(f->config.prefix_cache ? code == 0 || code == DI_E_BUSY : code == DI_E_CONFIG);
+}
+
 static void apply(fuzzed *f, script *s)
 {
     switch (take(s) % 16) {
@@ -196,7 +206,7 @@ static void apply(fuzzed *f, script *s)
     case 6: case 7: case 8: case 9: commit(f, s); break;
     case 10: case 11: case 12: done(f, take(s)); break;
     case 13: if (take(s) < 48) end_one(f, s); break;
-    case 14: probe(f); break;
+    case 14: if (take(s) < 240) probe(f); else reset(f); break;
     default: poll(f); break;
     }
     fuzz_total.operations++;

@@ -57,6 +57,12 @@ typedef struct di_config {
     int64_t prefill_step_ns;        /* with a cost model: time of a prefill step while nothing decodes, 0 = no bound */
     int32_t cost_feedback;          /* 1: di_observe_step corrects the cost model */
     int32_t verify_lengths;         /* rows of a decode request: 0 fixed at K + 1, 1 by confidence (7) */
+    int32_t prefix_cache;           /* 0 or 1 (spec/engine.md 3.5) */
+    int32_t replay_len;             /* positions of a hit that run again: >= window, or 0 = window */
+    int32_t replay_keep;            /* rows that the decoder half keeps: >= window + backtrack, or 0 = off */
+    int32_t prefix_hash_bits;       /* bits of a key that count: 128; fewer make keys collide, for tests */
+    uint64_t prefix_salt;           /* fingerprint of model and cache layout */
+    uint8_t prefix_key[16];         /* of the keyed hash */
 } di_config;
 
 /* Values that follow from a configuration. */
@@ -96,6 +102,7 @@ typedef struct di_request {
     float presence_penalty;         /* [-2, 2]; 0 */
     float frequency_penalty;        /* [-2, 2]; 0 */
     uint64_t seed;
+    int32_t prefix_lookup;          /* 1: use cached blocks of an equal prefix, 0: compute everything */
 } di_request;
 
 /* Whether a prefill step is due, wanted and allowed (spec/engine.md 2.2, steps 1 and 2). */
@@ -149,6 +156,10 @@ typedef struct di_stats_out {
     int32_t event_arenas;
     int32_t poisoned;               /* 1 after DI_E_INTERNAL */
     uint64_t budget_overruns;       /* prefill steps whose smallest chunk was above the time budget */
+    uint64_t prefix_queries;        /* admissions that looked for a prefix */
+    uint64_t prefix_hit_tokens;     /* positions that were not computed */
+    uint64_t prefix_replayed_tokens; /* positions of hits that ran again */
+    uint64_t prefix_evictions;      /* cached blocks that were taken for other tokens */
 } di_stats_out;
 
 /* Where a batch lies: one block of memory that starts with seq_uid holds all of its arrays but the alternatives. */
@@ -233,6 +244,10 @@ int di_poll_events(di_core *core, di_event_batch *events);
 int di_event_pin(di_core *core, int arena, int pinned);
 /* Where the last batch lies. */
 int di_event_last(di_core *core, di_event_info *out);
+
+/* Forget every cached prefix (the weights changed); requests go on, and what they computed before is not offered
+ * later. salt NULL = keep. DI_E_BUSY while requests share a block. */
+int di_reset_prefix_cache(di_core *core, const uint64_t *salt);
 
 int di_unfinished(di_core *core, int64_t *count);
 int di_stats(di_core *core, di_stats_out *out);

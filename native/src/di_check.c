@@ -1,5 +1,7 @@
 #include "di_check.h"
 
+#include <string.h>
+
 static int level(const di_core *c) { return c->cfg.validation; }
 
 int di_check_init(di_core *c)
@@ -92,7 +94,26 @@ static int check_seq(di_core *c, const di_seq *s, census *n)
         return wrong("phase", s, "holds units in a phase that has none");
     if (s->phase == DI_PHASE_RUNNING && s->inflight == 0 && s->cached != s->len - 1)
         return wrong("cached", s, "a running request must have computed all but its last token");
+    if (s->swa_valid_start > s->store_from || s->store_from % c->cfg.block_size ||
+        s->store_from > s->n_blocks * (int64_t)c->cfg.block_size)
+        return holds ? wrong("store_from", s, "a prefix hit is no row of whole blocks") : 0;
     return see_units(c, s);
+}
+
+/* What a request may write is its own, and what others may read holds the tokens that it is registered for (3.5). */
+static int check_blocks(const di_core *c, const di_seq *s)
+{
+    int32_t size = c->cfg.block_size, from = s->cached > s->store_from ? s->cached : s->store_from;
+    for (int32_t i = 0; i < s->n_blocks; i++) {
+        const di_unit *u = &c->main.units[s->blocks[i]];
+        int may_write = (int64_t)(i + 1) * size > from;
+        if (may_write && (u->registered || u->seen != 1))
+            return wrong("blocks", s, "a block that it may write is shared or registered");
+        if (u->registered && memcmp(di_prefix_index_tokens(&c->prefix.index, s->blocks[i]),
+                                    s->tokens + (int64_t)i * size, (size_t)size * sizeof(int32_t)) != 0)
+            return wrong("blocks", s, "a registered block has other tokens");
+    }
+    return 0;
 }
 
 static int check_running(const di_core *c)
@@ -133,6 +154,7 @@ static int check_pool(const di_core *c, const di_unit_pool *p)
 static int check_census(di_core *c, const census *n)
 {
     int code = check_pool(c, &c->main);
+    if (!code) code = di_prefix_check(&c->prefix);
     if (!code) code = check_pool(c, &c->swa);
     if (!code) code = check_pool(c, &c->state);
     if (!code) code = check_pool(c, &c->draft);
@@ -158,6 +180,8 @@ static int check_all(di_core *c)
             live += !di_seq_is_terminal(s);
             code = check_seq(c, s, &n);
         }
+    for (uint64_t i = 0; i <= c->clients.table.mask && !code; i++)
+        for (const di_seq *s = c->clients.table.buckets[i]; s && !code; s = s->map_next) code = check_blocks(c, s);
     if (!code && (found != c->clients.table.count || live != c->clients.unfinished))
         code = wrong("table", NULL, "the number of requests is wrong");
     pthread_mutex_unlock(&c->clients.lock);
@@ -183,10 +207,10 @@ static int audit(di_core *c)
     const di_unit_pool *pools[] = {&c->main, &c->swa, &c->state, &c->draft, &c->row};
     for (size_t i = 0; i < sizeof pools / sizeof *pools; i++) {
         const di_unit_pool *p = pools[i];
-        if (p->size && p->free_count != p->size - 1)
+        if (p->size && di_pool_available(p) != di_pool_total(p))
             return di_fail(DI_E_INTERNAL, "", p->name,
-                           "leak: nothing is live, %u of %d units are free, %u held, %u in limbo", p->free_count,
-                           di_pool_total(p), p->held_count, p->limbo.count);
+                           "leak: nothing is live, %u of %d units are free, %u cached, %u held, %u in limbo",
+                           p->free.count, di_pool_total(p), p->cached.count, p->held_count, p->limbo.count);
     }
     return 0;
 }

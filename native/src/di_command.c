@@ -65,8 +65,7 @@ int di_submit(di_core *c, const di_request *r, uint64_t *uid)
     if (cl->table.count >= DI_MAX_LIVE)
         code = di_fail(DI_E_CAPACITY, "Request", "", "%d requests are live, the most that a core keeps", DI_MAX_LIVE);
     else
-        code = di_seq_create(&cl->bins, r, c->cfg.max_model_len, c->cfg.num_draft, c->cfg.block_size,
-                             c->cfg.num_blocks, slack, &s);
+        code = di_seq_create(&cl->bins, r, &c->cfg, slack, &s);
     if (!code) {
         s->uid = ++cl->next_uid;
         di_table_add(&cl->table, s);

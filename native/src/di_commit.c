@@ -92,6 +92,12 @@ static void keep_drafts(const di_core *c, di_seq *s, int32_t i, const di_tokens 
     }
 }
 
+/* Full blocks of committed and computed positions go to the prefix cache, before an end gives them back. */
+static int offer(di_core *c, di_seq *s)
+{
+    return c->prefix.is_on && s->cached >= s->register_at ? di_prefix_register(&c->prefix, s) : 0;
+}
+
 /* Append the accepted drafts and the sampled token until one stops the request; later ones are dropped. */
 static int append_tokens(di_core *c, di_step *step, int32_t i, const di_tokens *t, di_event_arena *a)
 {
@@ -117,6 +123,8 @@ static int append_tokens(di_core *c, di_step *step, int32_t i, const di_tokens *
     c->count.tokens_output += (uint64_t)appended;
     c->count.tokens_accepted += (uint64_t)accepted;
     if (step->kind == DI_STEP_DECODE) s->cached += appended;
+    int code = offer(c, s);
+    if (code) return code;
     if (reason == DI_FINISH_NONE) {
         if (c->cfg.num_draft > 0) keep_drafts(c, s, i, t);
         return 0;
@@ -127,10 +135,11 @@ static int append_tokens(di_core *c, di_step *step, int32_t i, const di_tokens *
     return di_core_finish(c, s, reason, 0);
 }
 
-static void requeue(di_core *c, di_seq *s)
+static int requeue(di_core *c, di_seq *s)
 {
     s->queue_class = 0;
     di_queue_insert(&c->queue, s);
+    return offer(c, s);
 }
 
 /* The step ends for row i. The request may be given back in here: its fields are not read afterwards. */
@@ -147,7 +156,8 @@ static int commit_row(di_core *c, di_step *step, int32_t i, const di_tokens *t, 
         if (step->kind == DI_STEP_PREFILL) {
             s->cached = r->start + r->q;
             if (r->is_last_chunk) s->awaits_first = 0;
-            else requeue(c, s);
+            else code = requeue(c, s);
+            if (code) return code;
         }
         /* Counted out of the step first: a request that ends here with nothing else in flight is RETIRED at once. */
         s->inflight_all--;

@@ -61,6 +61,10 @@ static int check_ranges(const di_config *k)
     REQUIRE(prefill_step_ns, k->prefill_step_ns >= 0 && k->prefill_step_ns <= MAX_TIME_NS, "0 .. 2**50");
     REQUIRE(cost_feedback, k->cost_feedback == 0 || k->cost_feedback == 1, "0 or 1");
     REQUIRE(verify_lengths, k->verify_lengths == 0, "0 (fixed)");
+    REQUIRE(prefix_cache, k->prefix_cache == 0 || k->prefix_cache == 1, "0 or 1");
+    REQUIRE(replay_len, k->replay_len >= 0 && k->replay_len <= 1 << 28, "0 .. 2**28");
+    REQUIRE(replay_keep, k->replay_keep >= 0 && k->replay_keep <= 1 << 28, "0 .. 2**28");
+    REQUIRE(prefix_hash_bits, k->prefix_hash_bits >= 0 && k->prefix_hash_bits <= 128, "0 .. 128");
     if (!(k->prefill_watermark > 0 && k->prefill_watermark <= 1))
         return di_fail(DI_E_CONFIG, "", "prefill_watermark", "is %g, the bound is (0, 1]", k->prefill_watermark);
     return 0;
@@ -122,6 +126,28 @@ static int check_relations(const di_config *k, di_derived *d)
     return 0;
 }
 
+/* The shortest prompt that can hit: whole blocks that leave something to skip in front of the replay, and one token to
+ * run behind. */
+static int check_prefix(const di_config *k, const di_derived *d)
+{
+    if (k->replay_len && k->replay_len < k->window)
+        return outside_at("replay_len", k->replay_len, "0, or >= window", k->window);
+    if (k->replay_keep && k->replay_keep < k->window + d->backtrack)
+        return outside_at("replay_keep", k->replay_keep, "0, or >= window + backtrack",
+                          (int64_t)k->window + d->backtrack);
+    if (!k->prefix_cache) return 0;
+    int64_t replay = k->replay_len ? k->replay_len : k->window;
+    int64_t blocks = (replay + k->block_size) / k->block_size, shortest = blocks * k->block_size + 1;
+    if (shortest < (int64_t)k->replay_keep + 1) shortest = (int64_t)k->replay_keep + 1;
+    int64_t longest = (int64_t)(k->num_blocks - 1) * k->block_size;
+    if (longest > d->prompt_limit) longest = d->prompt_limit;
+    if (shortest <= longest) return 0;
+    return di_fail(DI_E_CONFIG, "", "prefix_cache",
+                   "is 1, but no prompt can ever hit: with block_size %d, replay_len %lld and replay_keep %d a hit needs "
+                   "%lld tokens, the longest prompt has %lld", k->block_size, (long long)replay, k->replay_keep,
+                   (long long)shortest, (long long)longest);
+}
+
 int di_config_check(const di_config *k, di_derived *out)
 {
     if (!k) return di_fail(DI_E_ARG, "", "config", "NULL");
@@ -142,6 +168,7 @@ int di_config_check(const di_config *k, di_derived *out)
     code = add_ratios("ratios_sparse", k->ratios_sparse, k->num_ratios_sparse, k->block_size, &d);
     if (!code) code = add_ratios("ratios_dense", k->ratios_dense, k->num_ratios_dense, k->block_size, &d);
     if (!code) code = check_relations(k, &d);
+    if (!code) code = check_prefix(k, &d);
     if (!code && out) *out = d;
     return code;
 }

@@ -141,6 +141,7 @@ static int create_pools(di_core *c)
     /* Draft and row slots are ordered by the device queue itself (5.5.6, 5.6): they may be reused at once. */
     if (!code && k->num_draft) code = di_pool_init(&c->draft, &c->arena, "draft", k->max_num_seqs + 1, 1);
     if (!code) code = di_pool_init(&c->row, &c->arena, "row", k->max_num_seqs + 1, 1);
+    if (!code) code = di_prefix_init(&c->prefix, &c->arena, k, &c->main);
     return code;
 }
 
@@ -247,6 +248,12 @@ int di_step_done(di_core *c, uint64_t step)
         for (size_t i = 0; i < sizeof pools / sizeof *pools; i++) di_pool_done(pools[i], step);
     }
     return di_core_leave(c, code);
+}
+
+int di_reset_prefix_cache(di_core *c, const uint64_t *salt)
+{
+    int code = di_core_enter(c);
+    return code ? code : di_core_leave(c, di_prefix_reset(&c->prefix, salt));
 }
 
 int di_finish(di_core *c, uint64_t uid, int reason, int n_output)

@@ -191,7 +191,7 @@ void di_cost_begin(di_core *c)
     }
 }
 
-int32_t di_cost_limit(di_core *c, const di_step *step, const di_seq *s, int32_t q)
+int32_t di_cost_limit(di_core *c, const di_step *step, const di_seq *s, int32_t start, int32_t q)
 {
     di_cost *k = &c->cost;
     if (k->budget_ns == 0 || q <= 0) return q;
@@ -201,7 +201,7 @@ int32_t di_cost_limit(di_core *c, const di_step *step, const di_seq *s, int32_t 
         di_cost_row row = prefill_row(r->seq, r->start, r->q);
         k->batch = add(k->batch, row_cost(m, &row));
     }
-    di_cost_row next = prefill_row(s, s->cached, q);
+    di_cost_row next = prefill_row(s, start, q);
     int32_t least = c->cfg.chunked_prefill ? c->cfg.min_chunk : q;
     return chunk_within(m, k->batch, k->fixed[DI_STEP_PREFILL], k->budget_ns, &next, least, step->n == 0);
 }

@@ -11,10 +11,14 @@
 
 enum { DI_MAX_DEPTH = 2, DI_LIMBO_BUCKETS = DI_MAX_DEPTH + 1 };
 
+/* Unit ids linked by the pool's nodes; 0 = none. */
+typedef struct di_unit_list {
+    uint32_t head, tail, count;
+} di_unit_list;
+
 typedef struct di_limbo_bucket {
-    uint64_t epoch;           /* meaningful while count > 0 */
-    uint32_t head, tail;      /* unit ids linked by the pool's nodes; 0 = none */
-    uint32_t count;
+    uint64_t epoch;           /* meaningful while the list has units */
+    di_unit_list units;
 } di_limbo_bucket;
 
 typedef struct di_limbo {

@@ -14,11 +14,12 @@ static int32_t *put4(int32_t *at, int32_t a, int32_t b, int32_t c, int32_t d)
     return at + 4;
 }
 
-/* History [start - W, start) goes to buffer rows [i*W, (i+1)*W); absent positions are zero rows in front. */
+/* History [start - W, start) goes to buffer rows [i*W, (i+1)*W); absent positions are zero rows in front. What lies in
+ * front of the replay of a prefix hit is absent: the ring holds another request's rows there (2.10). */
 static int32_t *load_history(const di_core *c, const di_row *r, int32_t dst, int32_t *at)
 {
     int32_t window = c->cfg.window, ring = c->dim.swa_ring;
-    int32_t first = max32(r->start - window, 0);
+    int32_t first = max32(r->start - window, r->seq->swa_valid_start);
     int32_t absent = window - (r->start - first);
     if (absent) at = put4(at, -1, 0, absent, dst);
     dst += absent;
@@ -43,7 +44,7 @@ static void pack_window(const di_core *c, const di_step *step, di_staging *s, di
         for (int32_t p = r->start; p < end; p++) {
             /* Only the last SW tokens of a chunk are stored; earlier ones would be overwritten. */
             s->slot_swa[r->first + p - r->start] = p >= end - ring ? r->swa_slot * ring + p % ring : -1;
-            int32_t low = max32(p - window + 1, 0);
+            int32_t low = max32(p - window + 1, r->seq->swa_valid_start);
             int32_t old = max32(0, r->start - low);
             int32_t fresh = max32(low, r->start);
             pivot = put4(pivot, old ? (i + 1) * window - old : 0, old,
@@ -76,7 +77,9 @@ static void pack_ratio(const di_core *c, const di_step *step, di_ratio_staging *
         int32_t end = r->start + r->q, visible = end / ratio, old = r->start / ratio;
         for (int32_t j = old; j < visible; j++, n_keys++) {
             s->positions_c[n_keys] = j * ratio;
-            s->slot_main[n_keys] = table[j / per_block] * per_block + j % per_block;
+            /* A key of a reused block is there already, and others read it: replay does not store. */
+            s->slot_main[n_keys] =
+                j * ratio < r->seq->store_from ? -1 : table[j / per_block] * per_block + j % per_block;
         }
         if (old == visible) {     /* every request has a row, so that prefix sums are strictly increasing */
             s->positions_c[n_keys] = 0;

@@ -49,7 +49,7 @@ static int preempt(di_core *c, di_seq *s, di_outputs *o)
     di_core_leave_running(c, s);
     int code = di_core_release(c, s);
     if (code) return code;
-    s->cached = 0;
+    s->cached = s->store_from = s->swa_valid_start = 0;
     s->generation++;
     s->inflight = 0;      /* steps of the old generation stay in inflight_all and are discarded at commit */
     s->has_drafts = s->awaits_first = s->holds = 0;
@@ -84,7 +84,7 @@ static int64_t blocks_on_their_way(const di_core *c)
 static int relieve(di_core *c, int32_t *n, int64_t need, di_outputs *o)
 {
     int64_t coming = blocks_on_their_way(c);
-    while (*n > 0 && need > (int64_t)di_pool_free(&c->main) + coming) {
+    while (*n > 0 && need > (int64_t)di_pool_available(&c->main) + coming) {
         int32_t victim = 0;
         for (int32_t i = 1; i < *n; i++)
             if (is_better_victim(c->candidates[i], c->candidates[victim])) victim = i;
@@ -119,7 +119,7 @@ static int grow_all(di_core *c, di_seq **list, int32_t n, di_outputs *o)
     for (int held_first = 1; held_first >= 0; held_first--) {
         for (int32_t i = 0; i < n; i++) {
             int32_t blocks = growth(c, list[i]);
-            if ((list[i]->holds > 0) != held_first || blocks > di_pool_free(&c->main)) continue;
+            if ((list[i]->holds > 0) != held_first || blocks > di_pool_available(&c->main)) continue;
             int code = grow(c, list[i], blocks, o);
             if (code) return code;
         }
@@ -187,7 +187,7 @@ static int64_t choose(di_core *c, int32_t *n_candidates, int32_t *n_growers)
 /* Blocks for everybody who needs some: from the free list if it has them all, else under pressure. */
 static int provide(di_core *c, int32_t *n, int32_t growers, int64_t need, di_outputs *o)
 {
-    if (need <= di_pool_free(&c->main)) return grow_all(c, c->growers, growers, o);
+    if (need <= di_pool_available(&c->main)) return grow_all(c, c->growers, growers, o);
     int code = relieve(c, n, need, o);
     return code ? code : grow_or_hold(c, n, o);
 }

@@ -1,4 +1,7 @@
-/* Admission (spec/engine.md 2.3): strict order, no skipping, whole-prompt blocks, all or nothing. */
+/* Admission (spec/engine.md 2.3): strict order, no skipping, whole-prompt blocks, all or nothing.
+ *
+ * A prefix hit is looked up, and held only when every rule lets the request go: until then it changes nothing, so there
+ * is nothing to give back when a later rule stops it. */
 #include "di_policy.h"
 
 static int is_first_admission(const di_seq *s) { return s->row_slot == 0; }
@@ -8,12 +11,13 @@ static int is_too_long(const di_core *c, const di_seq *s)
     return s->len > c->dim.prompt_limit || di_ceil_div(s->len, c->cfg.block_size) > di_pool_total(&c->main);
 }
 
-static int has_slot(const di_unit_pool *p) { return p->size == 0 || di_pool_free(p) > 0; }
+static int has_slot(const di_unit_pool *p) { return p->size == 0 || di_pool_available(p) > 0; }
 
-static int has_resources(const di_core *c, const di_seq *s, int32_t reserve)
+/* The blocks of a hit need not be taken; those that nobody holds can then not be taken for others. */
+static int has_resources(const di_core *c, const di_seq *s, const di_hit *hit, int32_t reserve)
 {
-    int64_t blocks = (int64_t)di_ceil_div(s->len, c->cfg.block_size) + reserve;
-    return blocks <= di_pool_free(&c->main) && has_slot(&c->swa) && has_slot(&c->state);
+    int64_t blocks = (int64_t)di_ceil_div(s->len, c->cfg.block_size) + reserve - hit->n_blocks;
+    return blocks <= di_pool_available(&c->main) - hit->n_idle && has_slot(&c->swa) && has_slot(&c->state);
 }
 
 static int is_above_watermark(const di_core *c)
@@ -23,11 +27,16 @@ static int is_above_watermark(const di_core *c)
 
 int di_policy_wants_prefill(const di_core *c)
 {
-    const di_seq *s = di_queue_head(&c->queue);
+    di_seq *s = di_queue_head(&c->queue);
     if (!s) return 0;
     /* A continuation has its blocks already: the watermark must not stop it, nor a prompt that will only be refused. */
     if (!is_first_admission(s) || is_too_long(c, s)) return 1;
-    return !is_above_watermark(c) && c->admitted < c->cfg.max_num_seqs && has_resources(c, s, di_policy_reserve(c));
+    if (is_above_watermark(c) || c->admitted >= c->cfg.max_num_seqs) return 0;
+    di_hit hit = {0};
+    int32_t reserve = di_policy_reserve(c);
+    if (has_resources(c, s, &hit, reserve)) return 1;
+    hit = di_prefix_match(&c->prefix, s);
+    return hit.n_blocks && has_resources(c, s, &hit, reserve);
 }
 
 int di_policy_drop_too_long(di_core *c)
@@ -40,13 +49,13 @@ int di_policy_drop_too_long(di_core *c)
     return 0;
 }
 
-/* Largest chunk of s that the step takes now; 0 = none (rules 6 to 9). */
-static int32_t chunk_of(di_core *c, const di_step *step, const di_seq *s, int32_t room)
+/* Largest chunk of s from position start on that the step takes now; 0 = none (rules 6 to 9). */
+static int32_t chunk_of(di_core *c, const di_step *step, const di_seq *s, int32_t start, int32_t room)
 {
-    int32_t rest = s->len - s->cached;
+    int32_t rest = s->len - start;
     int32_t q = rest < room ? rest : room;
     if (q > c->dim.max_chunk) q = c->dim.max_chunk;
-    q = di_cost_limit(c, step, s, q);
+    q = di_cost_limit(c, step, s, start, q);
     if (q == rest) return q;
     if (!c->cfg.chunked_prefill || q < c->cfg.min_chunk) return 0;
     int32_t aligned = q - q % c->cfg.chunk_align;
@@ -62,16 +71,19 @@ static void note_zero(di_outputs *o, int32_t pool, int32_t slot)
     o->n_zero++;
 }
 
-static int admit(di_core *c, di_seq *s, di_outputs *o)
+static int admit(di_core *c, di_seq *s, const di_hit *hit, di_outputs *o)
 {
     int32_t blocks = di_ceil_div(s->len, c->cfg.block_size);
-    int code = di_pool_take(&c->main, blocks, s->blocks);
+    /* Held first, so that taking the others cannot evict them. */
+    int code = di_prefix_hold(&c->prefix, s, hit);
+    if (!code) code = di_pool_take(&c->main, blocks - hit->n_blocks, s->blocks + hit->n_blocks);
     if (!code) code = take_slot(&c->swa, &s->swa_slot);
     if (!code) code = take_slot(&c->state, &s->state_slot);
     if (!code) code = di_pool_take(&c->row, 1, &s->row_slot);
     /* has_resources was true, so a refusal here means that the pools contradict themselves. */
     if (code) return DI_E_INTERNAL;
     s->n_blocks = blocks;
+    s->cached = hit->start;
     c->admitted++;
     di_policy_note_blocks(c, o, s, 0);
     if (s->state_slot) note_zero(o, DI_POOL_STATE, s->state_slot);
@@ -94,6 +106,16 @@ static int start_running(di_core *c, di_seq *s)
     return 0;
 }
 
+/* What the hit of the row just added saved and repeats; said once, with its first chunk. */
+static void note_prefix(di_step *step, const di_seq *s, int is_first)
+{
+    int32_t i = step->n - 1;
+    step->flags |= step->rows[i].start < s->store_from ? DI_STEP_FLAG_HAS_REPLAY : 0;
+    if (!is_first) return;
+    step->out->hit_tokens[i] = s->swa_valid_start;
+    step->out->replayed_tokens[i] = s->store_from - s->swa_valid_start;
+}
+
 int di_policy_prefill(di_core *c, di_step *step, di_outputs *o)
 {
     int32_t reserve = di_policy_reserve(c);
@@ -113,7 +135,9 @@ int di_policy_prefill(di_core *c, di_step *step, di_outputs *o)
         }
         if (is_first && (!may_admit || c->admitted >= c->cfg.max_num_seqs)) break;
         if (sum_k + s->len > c->dim.prefill_sum_k_limit) break;
-        int32_t q = chunk_of(c, step, s, c->cfg.max_num_batched_tokens - step->t);
+        di_hit hit = {.start = s->cached};
+        if (is_first) hit = di_prefix_match(&c->prefix, s);
+        int32_t q = chunk_of(c, step, s, hit.start, c->cfg.max_num_batched_tokens - step->t);
         if (q == 0) {
             if (step->n == 0)
                 return di_fail(DI_E_INTERNAL, "", "prefill",
@@ -122,8 +146,8 @@ int di_policy_prefill(di_core *c, di_step *step, di_outputs *o)
             break;
         }
         if (is_first) {
-            if (!has_resources(c, s, reserve)) break;
-            code = admit(c, s, o);
+            if (!has_resources(c, s, &hit, reserve)) break;
+            code = admit(c, s, &hit, o);
         }
         if (code) return code;
         int is_last = s->cached + q == s->len;
@@ -132,6 +156,7 @@ int di_policy_prefill(di_core *c, di_step *step, di_outputs *o)
         else if (s->phase != DI_PHASE_PREFILL) di_core_set_phase(c, s, DI_PHASE_PREFILL);
         if (code) return code;
         di_policy_add_row(c, step, s, s->cached, q, is_last);
+        if (s->store_from) note_prefix(step, s, is_first);
         sum_k += s->len;
         if (!is_last) break;    /* a NORMAL engine stops after the first chunked prompt (rule 13) */
         if (s->n_blocks * (int64_t)c->cfg.block_size - s->len < 2 * c->dim.q) reserve++;

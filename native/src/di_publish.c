@@ -91,6 +91,7 @@ void di_publish_begin(di_core *c, di_step *step, di_outputs *o, int32_t kind)
     step->kind = kind;
     step->n = step->t = step->n_identity = step->n_placed = 0;
     step->sum_qk = 0;
+    step->flags = 0;
     step->min_k = step->max_k = 0;
     step->out = o;
     step->rows = o->rows;
@@ -108,7 +109,9 @@ static void place_row(di_step *step, int32_t i, const di_seq *s)
     o->state_slot[i] = r->state_slot = s->state_slot;
     o->swa_slot[i] = r->swa_slot = s->swa_slot;
     o->draft_write_slot[i] = r->draft_slot = s->draft_slot;
-    o->swa_valid_start[i] = o->hit_tokens[i] = o->replayed_tokens[i] = 0;   /* there is no prefix cache */
+    /* A decoded position is a window or more behind the start of any replay: it sees no truncated window. */
+    o->swa_valid_start[i] = step->kind == DI_STEP_PREFILL ? s->swa_valid_start : 0;
+    o->hit_tokens[i] = o->replayed_tokens[i] = 0;
     r->kind = step->kind;
     step->n_placed++;
 }
@@ -193,7 +196,7 @@ void di_publish_step(const di_core *c, const di_step *step, di_outputs *o)
     if (r->num_reqs != n) resize_rows(r, n);
     r->step_id = step->id;
     r->kind = (uint8_t)step->kind;
-    r->flags = (n == 0 ? (uint32_t)DI_STEP_FLAG_EMPTY : 0) |
+    r->flags = step->flags | (n == 0 ? (uint32_t)DI_STEP_FLAG_EMPTY : 0) |
                (n > 0 && step->n_identity == n ? (uint32_t)DI_STEP_FLAG_REMAP_IDENTITY : 0);
     r->num_decode_reqs = step->kind == DI_STEP_DECODE ? n : 0;
     r->num_batched_tokens = step->t;

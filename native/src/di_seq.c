@@ -39,6 +39,8 @@ int di_request_check(const di_request *r, int32_t vocab_size)
     if (r->priority < DI_PRIORITY_LOW || r->priority > DI_PRIORITY_HIGH)
         return bad("priority", "is %.0f, the range is -8 .. 7", r->priority);
     if (r->ignore_eos != 0 && r->ignore_eos != 1) return bad("ignore_eos", "is %.0f, 0 or 1 is needed", r->ignore_eos);
+    if (r->prefix_lookup != 0 && r->prefix_lookup != 1)
+        return bad("prefix_lookup", "is %.0f, 0 or 1 is needed", r->prefix_lookup);
     if (r->top_k < -1) return bad("top_k", "is %.0f, -1 or 0 (off) or a count is needed", r->top_k);
     if (!(r->temperature >= 0) || isinf(r->temperature))
         return bad("temperature", "is %g, a finite value >= 0 is needed", (double)r->temperature);
@@ -55,27 +57,29 @@ int di_request_check(const di_request *r, int32_t vocab_size)
 
 static int32_t min64(int64_t a, int64_t b) { return (int32_t)(a < b ? a : b); }
 
-int di_seq_create(di_bins *bins, const di_request *r, int32_t max_model_len, int32_t num_draft, int32_t block_size,
-                  int32_t num_blocks, int32_t slack_tokens, di_seq **out)
+int di_seq_create(di_bins *bins, const di_request *r, const di_config *k, int32_t slack_tokens, di_seq **out)
 {
+    int32_t max_model_len = k->max_model_len, num_draft = k->num_draft, block_size = k->block_size;
     /* The last token may lie one past max_model_len: the stop test follows the append. A longer prompt never runs. */
     int64_t most = r->num_prompt > max_model_len ? r->num_prompt : (int64_t)max_model_len + 1;
     int32_t cap_tokens = min64((int64_t)r->num_prompt + r->max_tokens, most);
-    int32_t cap_blocks = min64(((int64_t)cap_tokens + slack_tokens + block_size - 1) / block_size + 1, num_blocks);
+    int32_t cap_blocks = min64(((int64_t)cap_tokens + slack_tokens + block_size - 1) / block_size + 1, k->num_blocks);
     int32_t n_stop = (r->ignore_eos ? 0 : r->num_eos) + r->num_stop;
     int32_t n_forced = min64(r->num_forced, r->max_tokens);
     size_t ints = (size_t)cap_tokens + (size_t)cap_blocks + (size_t)num_draft + (size_t)n_stop + (size_t)n_forced;
-    if (ints > SIZE_MAX / 8 / sizeof(int32_t))
+    size_t hashes = k->prefix_cache ? 2 * (size_t)cap_blocks * sizeof(uint64_t) : 0;
+    if (ints > SIZE_MAX / 16 / sizeof(int32_t))
         return di_fail(DI_E_CAPACITY, "Request", "max_tokens", "%d tokens do not fit in memory", cap_tokens);
     di_seq *s = di_slab_take(&bins->slab, sizeof *s);
-    void *arrays = s ? di_bins_take(bins, ints * sizeof(int32_t)) : NULL;
+    void *arrays = s ? di_bins_take(bins, hashes + ints * sizeof(int32_t)) : NULL;
     if (!arrays) {
         di_slab_give(&bins->slab, s);
         return di_fail(DI_E_CAPACITY, "Request", "max_tokens", "no memory for %d tokens", cap_tokens);
     }
     memset(s, 0, sizeof *s);
     s->arrays = arrays;
-    s->tokens = arrays;
+    s->hashes = arrays;
+    s->tokens = (int32_t *)(void *)((char *)arrays + hashes);
     s->blocks = s->tokens + cap_tokens;
     s->drafts = s->blocks + cap_blocks;
     s->stop_ids = s->drafts + num_draft;
@@ -90,6 +94,8 @@ int di_seq_create(di_bins *bins, const di_request *r, int32_t max_model_len, int
     s->phase = DI_PHASE_WAITING;
     s->last_row = -1;
     s->queue_class = 2;
+    s->prefix_lookup = (uint8_t)r->prefix_lookup;
+    s->register_at = INT32_MAX;
     memcpy(s->tokens, r->prompt, (size_t)r->num_prompt * sizeof(int32_t));
     int32_t n_eos = n_stop - r->num_stop;
     if (n_eos) memcpy(s->stop_ids, r->eos_ids, (size_t)n_eos * sizeof(int32_t));

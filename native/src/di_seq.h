@@ -20,6 +20,7 @@
 
 #include "di_arena.h"
 #include "di_core.h"
+#include "di_prefix_index.h"
 
 enum { DI_MAX_STOP_IDS = 64, DI_PRIORITY_LOW = -8, DI_PRIORITY_HIGH = 7 };
 
@@ -60,6 +61,9 @@ struct di_seq {
     int32_t *drafts;          /* [K] to verify next */
     int32_t swa_slot, state_slot, draft_slot, row_slot; /* 0 = none */
     int32_t running_at;       /* index in the running set while listed there */
+    int32_t register_at;      /* cached positions at which the next block can be offered; INT32_MAX = never */
+    int32_t store_from;       /* positions below lie in shared blocks of a prefix hit: they are never stored */
+    int32_t swa_valid_start;  /* first position with window history: the start of a prefix hit */
     uint8_t keep;
     /* cold */
     void *arrays;             /* the buffer of all arrays */
@@ -68,10 +72,16 @@ struct di_seq {
     int32_t priority;
     int32_t n_stop;           /* stop ids, EOS included unless ignored */
     int32_t n_forced;
+    uint8_t prefix_lookup;
     uint8_t queue_class;      /* 0 continuation of a prompt, 1 preempted, 2 new */
     int32_t *stop_ids;
     int32_t *forced;
     di_sampling sampling;
+    uint64_t *hashes;         /* [cap_blocks, 2] of full blocks, with a prefix cache */
+    uint64_t hash_epoch, chain_epoch;
+    int32_t n_hashed, n_registered;
+    di_prefix_link chain;     /* the registered block equal to the last of n_registered */
+    uint8_t has_twins;        /* some of the chain are other requests' blocks, which this one does not hold */
     di_seq *prev, *next;            /* admission queue */
     di_seq *map_next;               /* bucket of the table */
     di_seq *event_next;             /* terminal events not handed out */
@@ -84,10 +94,9 @@ struct di_seq {
 
 _Static_assert(offsetof(di_seq, blocks) == 64, "the hot fields fill one cache line");
 
-/* Copy a request into a buffer of its final size. limit_tokens bounds prompt + output; slack_tokens is the reserve
- * past the last token for steps in flight. DI_E_CAPACITY when memory is short. Lock held. */
-int di_seq_create(di_bins *bins, const di_request *r, int32_t max_model_len, int32_t num_draft, int32_t block_size,
-                  int32_t num_blocks, int32_t slack_tokens, di_seq **out);
+/* Copy a request into a buffer of its final size; slack_tokens is the reserve of block-table entries past the last
+ * token for steps in flight. DI_E_CAPACITY when memory is short. Lock held. */
+int di_seq_create(di_bins *bins, const di_request *r, const di_config *k, int32_t slack_tokens, di_seq **out);
 /* Give the memory of a request back. Lock held. */
 void di_seq_free(di_bins *bins, di_seq *s);
 /* Check a request's values; names the field. Needs no lock. */

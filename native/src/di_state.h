@@ -15,6 +15,7 @@
 #include "di_error.h"
 #include "di_events.h"
 #include "di_pool.h"
+#include "di_prefix.h"
 #include "di_queue.h"
 #include "di_seq.h"
 
@@ -48,6 +49,7 @@ typedef struct di_step {
     struct di_outputs *out;   /* as published; lives as long as the step */
     int64_t sum_qk;
     int32_t min_k, max_k;
+    uint32_t flags;           /* DI_STEP_FLAG_ of what the policy chose */
     int32_t n_identity;       /* rows whose remap is the row itself */
     int32_t n_placed;         /* rows that are not where they were when the ring slot was last used */
 } di_step;
@@ -61,7 +63,7 @@ typedef struct di_outputs {
     int32_t *row_slot, *seqlens_q, *seqlens_k, *cached, *full_len, *remap;
     int32_t *state_slot, *swa_slot, *draft_read_slot, *draft_write_slot, *swa_valid_start;
     int32_t *bt_offsets, *bt_ids, *bt_delta, *zero_slots;
-    int32_t *hit_tokens, *replayed_tokens;        /* zeros: there is no prefix cache */
+    int32_t *hit_tokens, *replayed_tokens;
     uint8_t *inflight, *is_last_chunk, *finished_reason, *ignored_reason;
     uint64_t *finished_uid, *ignored_uid, *held_uid, *preempted_uid;
     int32_t n_delta, n_zero, n_finished, n_ignored, n_held, n_preempted;
@@ -104,6 +106,7 @@ struct di_core {
     di_clients clients;       /* client lock and what it guards */
 
     di_unit_pool main, swa, state, draft, row;
+    di_prefix prefix;
     di_queue queue;
     di_seq **running;         /* [max_num_seqs] in admission order; NULL where a request left since the last sweep */
     int32_t n_running;        /* entries, holes included */

@@ -5,7 +5,7 @@
 
 static di_pool_stats levels(const di_unit_pool *p)
 {
-    return (di_pool_stats){.total = di_pool_total(p), .free = p->free_count, .cached = 0, .held = p->held_count,
+    return (di_pool_stats){.total = di_pool_total(p), .free = p->free.count, .cached = p->cached.count, .held = p->held_count,
                            .limbo = p->limbo.count};
 }
 
@@ -27,6 +27,8 @@ int di_stats(di_core *c, di_stats_out *out)
         .stale_rows = c->count.stale_rows, .event_ring_grown = c->events.grown, .last_step = c->launched,
         .committed = c->committed, .done = c->done, .event_arenas = c->events.n_arenas,
         .poisoned = atomic_load(&c->poisoned), .budget_overruns = c->cost.overruns,
+        .prefix_queries = c->prefix.queries, .prefix_hit_tokens = c->prefix.hit_tokens,
+        .prefix_replayed_tokens = c->prefix.replayed_tokens, .prefix_evictions = c->main.evictions,
     };
     memcpy(out->finished, c->count.finished, sizeof out->finished);
     pthread_mutex_lock(&c->clients.lock);

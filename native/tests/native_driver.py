@@ -1,9 +1,8 @@
 """A fake device and a follower of event streams, written plainly: what the core is compared with.
 
 The fake model's next token is a function of all tokens before it, so a wrong history, position or order shows as a
-wrong token. The device keeps, for every launched step, the units that the step uses, and refuses a unit that changes
-hands while such a step is not done. Helpers raise AssertionError and do not use ``assert``: ``python -O`` changes
-nothing.
+wrong token. What lies in its caches is followed by ``device_model``. Helpers raise AssertionError and do not use
+``assert``: ``python -O`` changes nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import zlib
 from dataclasses import dataclass, field
 
 import numpy as np
+from device_model import Device, require
 
 from deepinfer_contracts import EventFlags, EventKind, FinishReason, SamplerOutput, StepKind, StepMode
 from deepinfer_native import Core, CoreConfig
@@ -19,11 +19,6 @@ from deepinfer_native import Core, CoreConfig
 VOCAB = 61
 EOS = 7
 STOPS = (EOS, 17, 27, 37)
-
-
-def require(condition, *what):
-    if not condition:
-        raise AssertionError(" ".join(str(w) for w in what))
 
 
 def small_config(**changes):
@@ -115,33 +110,14 @@ class Follower:
                 r.reason = FinishReason(reason)
 
 
-class Device:
-    """Which units are in use by steps that are not done, and who wrote to them last."""
+PACKED = ("slot_main", "positions_c", "cu_compressed_q", "slot_swa", "load_swa", "swa_pivots")
 
-    def __init__(self, strict=True):
-        self.strict = strict
-        self.uses = {}  # step -> {(pool, unit): uid}
-        self.done = 0
 
-    def launch(self, o):
-        used = {}
-        offsets = o.bt_offsets.tolist()
-        for i, uid in enumerate(o.seq_uid.tolist()):
-            units = [("main", b) for b in o.bt_ids[offsets[i] : offsets[i + 1]].tolist()]
-            units += [(p, s) for p, s in (("swa", o.swa_slot[i]), ("state", o.state_slot[i])) if s]
-            for unit in units:
-                require(unit[1] > 0, "the null unit is in use")
-                require(unit not in used, unit, "is used twice in step", o.step_id)
-                used[unit] = uid
-        for step, units in self.uses.items():
-            for unit, uid in used.items():
-                if self.strict:
-                    require(units.get(unit, uid) == uid, unit, "changed hands while step", step, "is not done")
-        self.uses[o.step_id] = used
-
-    def complete(self, step):
-        self.done = max(self.done, step)
-        self.uses = {s: u for s, u in self.uses.items() if s > self.done}
+def copied(value):
+    """A field as it is now: records are views over memory that later steps reuse."""
+    if isinstance(value, dict):
+        return {ratio: array.copy() for ratio, array in value.items()}
+    return None if value is None else value.copy()
 
 
 class Driver:
@@ -151,7 +127,7 @@ class Driver:
         self.config = config
         self.core = Core(config)
         self.follower = Follower()
-        self.device = Device(strict=not config.stream_ordered_reuse)
+        self.device = Device(config, strict=not config.stream_ordered_reuse)
         self.open = []  # (record, copies of what commit needs)
         self.drafts = {}  # uid -> drafts on the device
         self.good_drafts = good_drafts
@@ -168,8 +144,8 @@ class Driver:
     def schedule(self, mode=None):
         o = self.core.schedule_local() if mode is None else self.core.schedule(mode)
         if o.num_reqs:
-            self.device.launch(o)
-            self.check_inputs(o)
+            packed = self.check_inputs(o)
+            self.device.launch(o, packed, {uid: r.history for uid, r in self.follower.requests.items()})
             first = np.concatenate([[0], np.cumsum(o.seqlens_q)]).tolist()
             rows = list(
                 zip(
@@ -204,6 +180,9 @@ class Driver:
                     drafts = self.drafts.get(uid, pad) if o.draft_read_slot[i] else pad
                     require(fed[1:] == drafts, "drafts of", uid, fed, drafts)
             at += q
+        if self.config.inputs == "InputMetadata":
+            return None
+        return {name: copied(getattr(m, name)) for name in PACKED}
 
     def sample(self, kind, rows):
         """What the device's sampler returns for a step, given everything that was committed before it."""
@@ -255,7 +234,11 @@ class Driver:
 
     def commit(self):
         step, kind, rows = self.open.pop(0)
-        batch = self.core.commit(step, self.sample(kind, rows))
+        launched = self.device.execute(step, lambda uid: self.drafts.get(uid, [VOCAB - 1] * self.config.num_draft))
+        out = self.sample(kind, rows)
+        batch = self.core.commit(step, out)
+        verified = None if out.verified_ids is None else out.verified_ids.tolist()
+        self.device.finish(launched, out.sampled_ids.tolist(), verified)
         require(batch.step_id == step, "step of the batch")
         self.follower.feed(batch)
         return batch

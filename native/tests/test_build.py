@@ -12,7 +12,7 @@ SOURCES = sorted((NATIVE / "src").glob("di_*.c"))
 VERSION = tomllib.loads((NATIVE / "pyproject.toml").read_text())["project"]["version"]
 FLAGS = ["-std=c11", "-pthread", f"-I{NATIVE / 'include'}", f"-I{NATIVE / 'src'}", f'-DDI_VERSION="{VERSION}"']
 STRICT = ["-Wall", "-Wextra", "-Wconversion", "-Werror"]
-UNITS = [NATIVE / "src" / f"di_{name}.c" for name in ("handle", "error")]
+UNITS = [NATIVE / "src" / f"di_{name}.c" for name in ("handle", "siphash", "error")]
 WRAP = [f"-Wl,--wrap={name}" for name in ("malloc", "calloc", "realloc", "free")]
 
 

@@ -41,7 +41,8 @@ def rows_of(driver, o):
             pad = [VOCAB - 1] * driver.config.num_draft
             tokens += driver.drafts.get(uid, pad) if o.draft_read_slot[i] else pad
         table = o.bt_ids[offsets[i] : offsets[i + 1]].tolist()
-        rows.append(Row(tokens, k - q, q, table, int(o.swa_slot[i]), int(o.state_slot[i])))
+        valid, end = int(o.swa_valid_start[i]), driver.device.hits[uid][1] if uid in driver.device.hits else 0
+        rows.append(Row(tokens, k - q, q, table, int(o.swa_slot[i]), int(o.state_slot[i]), valid, end))
     return rows
 
 
@@ -69,6 +70,9 @@ CASES = {
     "sparse_only": {"ratios_dense": (), "ratios_sparse": (2,)},
     "dense_only": {"ratios_dense": (1, 4), "ratios_sparse": ()},
     "small_pool": {"num_blocks": 20},
+    "prefix": {"prefix_cache": True},
+    "prefix_blocks": {"prefix_cache": True, "block_size": 2, "num_blocks": 160, "replay_len": 11, "num_draft": 1},
+    "prefix_no_window": {"prefix_cache": True, "window": 0, "num_swa_slots": 0},
 }
 
 
@@ -78,8 +82,11 @@ def test_packed_arrays_equal_the_reference(case, chunk):
     config = small_config(max_chunk=chunk, chunk_align=2, **CASES[case])
     driver, g = Driver(config), geometry(config)
     rng = np.random.default_rng(chunk)
-    for _ in range(5):
-        driver.submit(rng.integers(0, VOCAB, rng.integers(1, 36)).tolist(), max_tokens=int(rng.integers(1, 10)))
+    for n in range(5):
+        prompt = rng.integers(0, VOCAB, rng.integers(1, 36))
+        if config.prefix_cache:
+            prompt = np.concatenate([np.arange(24) + n % 2, prompt])
+        driver.submit(prompt.tolist(), max_tokens=int(rng.integers(1, 10)))
     kinds = set()
     while driver.core.unfinished:
         o = driver.schedule()
@@ -95,6 +102,7 @@ def test_packed_arrays_equal_the_reference(case, chunk):
             kinds.add(o.kind)
         driver.poll()
     assert kinds == {StepKind.PREFILL, StepKind.DECODE}
+    assert (driver.core.stats().prefix_hit_tokens > 0) == config.prefix_cache
 
 
 def check_tables(record, rows):

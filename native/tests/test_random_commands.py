@@ -6,9 +6,9 @@ import pytest
 from native_driver import STOPS, VOCAB, Driver, expected_output, require, small_config
 
 from deepinfer_contracts import AbortStatus, FinishReason, StepKind, StepMode
-from deepinfer_native.errors import NotFoundError, OrderError
+from deepinfer_native.errors import BusyError, NotFoundError, OrderError
 
-COMMANDS = {"submit": 4, "schedule": 12, "commit": 11, "done": 12, "abort": 0.2, "finish": 0.4, "poll": 1}
+COMMANDS = {"submit": 4, "schedule": 12, "commit": 11, "done": 12, "abort": 0.2, "finish": 0.4, "poll": 1, "reset": 0.1}
 
 
 class Storm:
@@ -17,6 +17,7 @@ class Storm:
     def __init__(self, seed, **changes):
         self.rng = random.Random(seed)
         self.driver = Driver(small_config(**changes))
+        self.stems = [[self.rng.randrange(VOCAB) for _ in range(48)] for _ in range(2)]
         self.live = []
         self.disturbed = set()
         self.committed = self.launched = 0
@@ -25,8 +26,11 @@ class Storm:
         if len(self.live) > 12:
             return
         r = self.rng
+        prompt = [r.randrange(VOCAB) for _ in range(r.choice([1, 3, 4, 5, 17, 40]))]
+        if self.driver.config.prefix_cache and r.random() < 0.8:
+            prompt = r.choice(self.stems)[: r.choice([8, 16, 24, 33, 48])] + prompt[: r.choice([0, 0, 1, 5])]
         request = self.driver.submit(
-            [r.randrange(VOCAB) for _ in range(r.choice([1, 3, 4, 5, 17, 40]))],
+            prompt,
             max_tokens=r.choice([1, 2, 20, 40]),
             stop=STOPS if r.random() < 0.2 else (),
             priority=r.choice([0, 0, 0, -1, 2]),
@@ -93,6 +97,15 @@ class Storm:
     def poll(self):
         self.driver.poll()
 
+    def reset(self):
+        if not self.driver.config.prefix_cache:
+            return
+        try:
+            self.driver.core.reset_prefix_cache()
+        except BusyError:
+            return
+        require(self.driver.core.stats().main.cached == 0, "cached blocks after a reset")
+
     def run(self, commands):
         for _ in range(commands):
             getattr(self, self.rng.choices(list(COMMANDS), list(COMMANDS.values()))[0])()
@@ -112,7 +125,7 @@ class Storm:
                 require((r.output, r.reason) == (tokens, reason), "run of", r.uid, r.reason, reason)
         stats = self.driver.core.stats()
         for pool in (stats.main, stats.swa, stats.state, stats.draft):
-            require(pool.free == pool.total, "leak", pool)
+            require(pool.free + pool.cached == pool.total, "leak", pool)
         return stats
 
 
@@ -125,6 +138,11 @@ CASES = {
     "stream_ordered": {"num_blocks": 16, "depth": 2, "stream_ordered_reuse": True},
     "stop_preempted": {"num_blocks": 200, "depth": 2, "stop_preempted": True},
     "by_length": {"num_blocks": 16, "depth": 2, "row_order": "length_desc"},
+    "prefix": {"num_blocks": 24, "prefix_cache": True},
+    "prefix_depth2_drafts": {"num_blocks": 30, "depth": 2, "num_draft": 2, "prefix_cache": True, "replay_keep": 13},
+    "prefix_chunks": {"num_blocks": 30, "depth": 2, "max_chunk": 3, "prefix_cache": True, "replay_len": 11},
+    "prefix_collisions": {"num_blocks": 24, "prefix_cache": True, "prefix_hash_bits": 1},
+    "prefix_stream_ordered": {"num_blocks": 24, "depth": 2, "stream_ordered_reuse": True, "prefix_cache": True},
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from typing import Any, Literal
 
 import numpy as np
@@ -45,6 +46,12 @@ class CoreConfig:
     ``target_itl_ns`` and ``prefill_step_ns`` nanoseconds, used once `Core.set_cost_model` was called (2.8): the time
     between two decode steps, and of a prefill step while nothing decodes; 0 = no bound.
     ``dp_size`` ranks that step together and vote on the kind of each step.
+
+    ``prefix_cache``: requests reuse the blocks of an equal prefix; the last ``replay_len`` tokens of it run again
+    (>= ``window``, 0 = ``window``), more if the decoder half keeps its last ``replay_keep`` rows (>= ``window`` +
+    ``backtrack``, 0 = off). ``prefix_key``: 16 bytes of the keyed hash, None = drawn at creation. ``prefix_salt``: u64
+    fingerprint of model and cache layout. ``prefix_hash_bits``: bits of a hash that count, fewer than 128 make hashes
+    collide, which only tests want.
     """
 
     num_blocks: int
@@ -85,6 +92,12 @@ class CoreConfig:
     prefill_step_ns: int = 0
     cost_feedback: bool = False
     dp_size: int = 1
+    prefix_cache: bool = False
+    prefix_key: bytes | None = field(default=None, repr=False)
+    prefix_salt: int = 0
+    prefix_hash_bits: int = 128
+    replay_len: int = 0
+    replay_keep: int = 0
 
     def __attrs_post_init__(self) -> None:
         from deepinfer_native.config_rules import check_config  # a cycle otherwise: the rules are written on this class
@@ -157,6 +170,7 @@ def to_c(config: CoreConfig) -> tuple[Any, list[Any]]:
     keep: list[Any] = [out]
     out.struct_size = ffi.sizeof("di_config")
     special = {"ratios_sparse", "ratios_dense", "ngram_table", "inputs", "validation", "row_order", "engine_type"}
+    special |= {"prefix_key"}
     for a in fields(CoreConfig):
         if a.name not in special:
             value = getattr(config, a.name)
@@ -170,6 +184,7 @@ def to_c(config: CoreConfig) -> tuple[Any, list[Any]]:
     out.validation = int(Level[config.validation.upper()])
     out.row_order = ROW_ORDERS.index(config.row_order)
     out.engine_type = int(config.engine_type)
+    ffi.memmove(out.prefix_key, os.urandom(16) if config.prefix_key is None else config.prefix_key, 16)
     if config.ngram_table is not None:
         table = ffi.from_buffer("int32_t[]", config.ngram_table)
         keep.append(table)

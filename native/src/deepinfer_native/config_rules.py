@@ -38,6 +38,19 @@ RANGES: tuple[tuple[str, int, int], ...] = (
     ("target_itl_ns", 0, 1 << 50),
     ("prefill_step_ns", 0, 1 << 50),
     ("dp_size", 1, 65535),
+    ("replay_len", 0, 1 << 28),
+    ("replay_keep", 0, 1 << 28),
+    ("prefix_hash_bits", 0, 128),
+    ("prefix_salt", 0, 2**64 - 1),
+)
+
+FLAGS = (
+    "chunked_prefill",
+    "stop_preempted",
+    "stream_ordered_reuse",
+    "zero_swa_on_alloc",
+    "cost_feedback",
+    "prefix_cache",
 )
 
 
@@ -53,6 +66,7 @@ def check_config(c: CoreConfig) -> None:
     if len(c.ratios) > MAX_RATIOS:
         raise _outside("ratios_dense", c.ratios_dense, "at most 4 different ratios")
     _check_relations(c)
+    _check_prefix(c)
     _check_products(c)
 
 
@@ -76,7 +90,7 @@ def _check_choices(c: CoreConfig) -> None:
     ):
         if getattr(c, name) not in choices:
             raise _outside(name, getattr(c, name), "one of " + ", ".join(choices))
-    for name in ("chunked_prefill", "stop_preempted", "stream_ordered_reuse", "zero_swa_on_alloc", "cost_feedback"):
+    for name in FLAGS:
         if getattr(c, name) not in (False, True):
             raise _outside(name, getattr(c, name), "0 or 1")
 
@@ -115,6 +129,28 @@ def _check_relations(c: CoreConfig) -> None:
         raise _outside("swa_ring", c.ring, f">= window + num_draft + 1 = {c.window + c.q}")
     if c.ngram and (c.ngram_table is None or not len(c.ngram_table)):
         raise _outside("ngram_table", 0, "at least 1 entry with ngram > 0")
+
+
+def _check_prefix(c: CoreConfig) -> None:
+    if c.prefix_key is not None and (not isinstance(c.prefix_key, bytes) or len(c.prefix_key) != 16):
+        raise ConfigurationError("is not None and not 16 bytes", field="prefix_key")
+    if c.replay_len and c.replay_len < c.window:
+        raise _outside("replay_len", c.replay_len, f"0, or >= window = {c.window}")
+    backtrack = max(c.backtrack, c.q)
+    if c.replay_keep and c.replay_keep < c.window + backtrack:
+        raise _outside("replay_keep", c.replay_keep, f"0, or >= window + backtrack = {c.window + backtrack}")
+    if not c.prefix_cache:
+        return
+    # Whole blocks that leave something to skip in front of the replay, and one token to run behind.
+    replay = c.replay_len or c.window
+    shortest = max((replay // c.block_size + 1) * c.block_size, c.replay_keep) + 1
+    longest = min((c.num_blocks - 1) * c.block_size, c.prompt_limit)
+    if shortest > longest:
+        raise ConfigurationError(
+            f"is 1, but no prompt can ever hit: with block_size {c.block_size}, replay_len {replay} and replay_keep "
+            f"{c.replay_keep} a hit needs {shortest} tokens, the longest prompt has {longest}",
+            field="prefix_cache",
+        )
 
 
 def _check_products(c: CoreConfig) -> None:

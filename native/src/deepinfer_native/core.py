@@ -124,12 +124,14 @@ class Core:
         frequency_penalty: float = 0.0,
         seed: int = 0,
         forced: Ids = (),
+        prefix_lookup: bool = True,
     ) -> int:
         """Queue one request; returns its uid, which is never used again.
 
         ``stop_ids`` and, unless ``ignore_eos``, ``eos_ids`` end the request, but not within the first ``min_tokens``
         tokens, where they are suppressed. ``priority`` -8 .. 7, smaller goes first. ``forced[i]`` replaces the i-th
-        output token (-1 = free). Raises ArgumentError naming the field, CapacityError when memory is short.
+        output token (-1 = free). ``prefix_lookup``: use cached blocks of an equal prefix, if the core keeps them; what
+        the request computes is offered to others either way. Raises ArgumentError naming the field, CapacityError when memory is short.
         """
         request = RequestWriter(
             {"prompt": prompt_ids, "eos_ids": eos_ids, "stop_ids": stop_ids, "forced": forced},
@@ -146,6 +148,7 @@ class Core:
                 "presence_penalty": presence_penalty,
                 "frequency_penalty": frequency_penalty,
                 "seed": seed,
+                "prefix_lookup": prefix_lookup,
             },
         )
         uid = ffi.new("uint64_t *")
@@ -273,6 +276,15 @@ class Core:
         Raises OrderError for a step that is not committed, or not among the ``depth + 1`` newest.
         """
         call(lib.di_observe_step, self._core, step_id, measured_ns)
+
+    def reset_prefix_cache(self, salt: int | None = None) -> None:
+        """Forget every cached prefix, because the weights changed; ``salt`` replaces ``prefix_salt``.
+
+        Requests go on, and nothing that they computed before is offered later. Raises BusyError while a block has more
+        than one holder, ConfigurationError without a prefix cache.
+        """
+        value = ffi.NULL if salt is None else ffi.new("uint64_t *", salt)
+        check(lib.di_reset_prefix_cache(self._core, value))
 
     # --- looking inside ----------------------------------------------------------------------------------------
 

@@ -47,6 +47,7 @@ class Row:
     swa_slot: int = 0
     state_slot: int = 0
     swa_valid_start: int = 0
+    store_from: int = 0  # positions below lie in shared blocks: no store (spec/engine.md 2.10)
 
     @property
     def end(self) -> int:
@@ -177,7 +178,7 @@ def _ratio_prefill(
         counts.append(max(1, len(new)))
         for j in new:
             positions.append(j * ratio)
-            slots.append(key_slot(r, j, ratio, g))
+            slots.append(key_slot(r, j, ratio, g) if j * ratio >= r.store_from else -1)
         if not new:
             positions.append(0)
             slots.append(-1)

@@ -54,6 +54,10 @@ class CoreStats:
     event_arenas: int
     poisoned: bool
     budget_overruns: int
+    prefix_queries: int
+    prefix_hit_tokens: int
+    prefix_replayed_tokens: int
+    prefix_evictions: int
     finished: dict[FinishReason, int]
 
 

@@ -202,7 +202,7 @@ static void test_churn_reuses_buffers(void)
 typedef void damage(di_core *core);
 
 static void damage_held_count(di_core *c) { c->main.held_count++; }
-static void damage_free_list(di_core *c) { c->swa.units[c->swa.free_head].next = 0; }
+static void damage_free_list(di_core *c) { c->swa.units[c->swa.free.head].next = 0; }
 static void damage_reference(di_core *c) { c->main.units[c->running[0]->blocks[0]].ref++; }
 static void damage_table_entry(di_core *c) { c->running[0]->blocks[0] = c->running[1]->blocks[0]; }
 static void damage_cached(di_core *c) { c->running[0]->cached--; }

@@ -1,9 +1,10 @@
-/* Units of the core that have no Python face: handles. */
+/* Units of the core that have no Python face: handles, the keyed hash. */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "di_core.h"
 #include "di_handle.h"
+#include "di_siphash.h"
 
 /* The generated table is large and not used here. */
 const di_contract_info *di_contracts(int *n)
@@ -51,8 +52,43 @@ static void handles_given_back_are_stale(void)
     di_handle_free(&h);
 }
 
+static uint64_t little(const unsigned char *bytes, unsigned n)
+{
+    uint64_t x = 0;
+    for (unsigned i = 0; i < n; i++) x |= (uint64_t)bytes[i] << 8 * i;
+    return x;
+}
+
+/* The vectors that the authors of SipHash publish for key 00 01 .. 0f and input 00 01 .. n - 1. */
+static void hash_has_the_published_values(void)
+{
+    static const struct { unsigned n; unsigned char out[16]; } vectors[] = {
+        {0, {0xa3, 0x81, 0x7f, 0x04, 0xba, 0x25, 0xa8, 0xe6, 0x6d, 0xf6, 0x72, 0x14, 0xc7, 0x55, 0x02, 0x93}},
+        {1, {0xda, 0x87, 0xc1, 0xd8, 0x6b, 0x99, 0xaf, 0x44, 0x34, 0x76, 0x59, 0x11, 0x9b, 0x22, 0xfc, 0x45}},
+        {4, {0xf8, 0x81, 0x64, 0xc1, 0x2d, 0x9c, 0x8f, 0xaf, 0x7d, 0x0f, 0x6e, 0x7c, 0x7b, 0xcd, 0x55, 0x79}},
+        {7, {0xa1, 0xf1, 0xeb, 0xbe, 0xd8, 0xdb, 0xc1, 0x53, 0xc0, 0xb8, 0x4a, 0xa6, 0x1f, 0xf0, 0x82, 0x39}},
+        {8, {0x3b, 0x62, 0xa9, 0xba, 0x62, 0x58, 0xf5, 0x61, 0x0f, 0x83, 0xe2, 0x64, 0xf3, 0x14, 0x97, 0xb4}},
+        {15, {0x54, 0x93, 0xe9, 0x99, 0x33, 0xb0, 0xa8, 0x11, 0x7e, 0x08, 0xec, 0x0f, 0x97, 0xcf, 0xc3, 0xd9}},
+        {16, {0x6e, 0xe2, 0xa4, 0xca, 0x67, 0xb0, 0x54, 0xbb, 0xfd, 0x33, 0x15, 0xbf, 0x85, 0x23, 0x05, 0x77}},
+        {63, {0x51, 0x50, 0xd1, 0x77, 0x2f, 0x50, 0x83, 0x4a, 0x50, 0x3e, 0x06, 0x9a, 0x97, 0x3f, 0xbd, 0x7c}},
+    };
+    unsigned char input[64];
+    for (unsigned i = 0; i < sizeof input; i++) input[i] = (unsigned char)i;
+    const uint64_t key[2] = {little(input, 8), little(input + 8, 8)};
+    for (size_t v = 0; v < sizeof vectors / sizeof *vectors; v++) {
+        unsigned n = vectors[v].n, whole = n / 8 * 8;
+        di_siphash h;
+        uint64_t out[2];
+        di_siphash_start(&h, key);
+        for (unsigned at = 0; at < whole; at += 8) di_siphash_word(&h, little(input + at, 8));
+        di_siphash_end(&h, little(input + whole, n - whole), n - whole, out);
+        require(out[0] == little(vectors[v].out, 8) && out[1] == little(vectors[v].out + 8, 8), "SipHash-2-4-128");
+    }
+}
+
 int main(void)
 {
+    hash_has_the_published_values();
     handles_given_back_are_stale();
     printf("ok\n");
     return 0;
