@@ -157,6 +157,9 @@ class ToyBackend:
 class ToyModel:
     vocab_size = VOCAB
 
+    def __init__(self, ring: int = RING) -> None:
+        self.ring_length = ring
+
     def load(self, path: Path) -> None:
         pass
 
@@ -192,8 +195,7 @@ class ToyModel:
             rows.append(row_hidden(gathered[start : start + count], seen))
         return rows
 
-    @staticmethod
-    def _decode(inputs: Any, caches: ToyCaches) -> list[Any]:
+    def _decode(self, inputs: Any, caches: ToyCaches) -> list[Any]:
         main, ring = caches.main.reshape(-1), caches.swa.reshape(-1)
         new = inputs.input_ids.astype(np.int64)
         main[inputs.slot_main[1]] = new
@@ -203,8 +205,8 @@ class ToyModel:
             inputs.block_tables, inputs.context_lens.tolist(), inputs.swa_offset_len.tolist(), strict=True
         ):
             history = caches.main[table[: -(-length // BLOCK)]].reshape(-1)[:length]
-            base = first // RING * RING
-            seen = ring[base + (first - base + np.arange(count)) % RING]
+            base = first // self.ring_length * self.ring_length
+            seen = ring[base + (first - base + np.arange(count)) % self.ring_length]
             rows.append(row_hidden(history, seen))
         return rows
 

@@ -18,6 +18,7 @@ from deepinfer_core.memory import PoolPlan, plan_pools
 from deepinfer_core.model_length import resolve_max_model_len
 from deepinfer_core.native_core import make_core
 from deepinfer_core.pipeline import Machinery, Owners
+from deepinfer_core.pipeline.lengths import CORRECT_LENGTHS, DECODE_METADATA
 from deepinfer_core.pipeline.machinery import FEED_TOKENS
 from deepinfer_core.plugins.failure import blame, exception_text
 from deepinfer_core.tokenizer import Tokenizer
@@ -68,7 +69,7 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
     TokenizerError.
     """
     config, hints = parts.config, parts.hints
-    _check_overlap(config, parts.backend)
+    _check_overlap(config, parts.backend, hints.num_draft)
     if tokenizer is None:
         tokenizer = Tokenizer.load(parts.card.path, parts.card.config)
     max_model_len = resolve_max_model_len(config, hints)
@@ -109,14 +110,16 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
     return Built(engine, tokenizer, plan, vocab_size, max_model_len, batched, (budget.text,))
 
 
-def _check_overlap(config: EngineConfig, backend: Backend) -> None:
-    """A step that continues the one in flight takes its tokens on the device, so the backend must have that op."""
-    if config.overlap and FEED_TOKENS not in backend.ops:
+def _check_overlap(config: EngineConfig, backend: Backend, num_draft: int) -> None:
+    """A step that continues the one in flight takes its tokens on the device, so the backend must have those ops."""
+    needed = [FEED_TOKENS, *((CORRECT_LENGTHS, DECODE_METADATA) if num_draft else ())]
+    missing = [op for op in needed if op not in backend.ops]
+    if config.overlap and missing:
         raise UnsupportedOp(
-            f"backend {backend.name!r} has no {FEED_TOKENS}, which two steps in flight need",
-            reason="it was not made by build_backend, which fills the op in from the cpu plugin",
-            remedy="run with --no-overlap, or give the backend the op",
-            details={"op": FEED_TOKENS, "field": "overlap"},
+            f"backend {backend.name!r} has no {', '.join(missing)}, which two steps in flight need",
+            reason="it was not made by build_backend, which fills such ops in from the cpu plugin",
+            remedy="run with --no-overlap, or give the backend what is missing",
+            details={"ops": missing, "field": "overlap"},
         )
     if config.sync_guard and not hasattr(backend, "no_sync"):
         raise UnsupportedFeature(

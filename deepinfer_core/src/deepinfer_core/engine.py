@@ -58,7 +58,7 @@ class Engine:
         self.times: PhaseTimes = parts.times
         self._parts: Machinery | None = parts
         self._depth: int = core.config.depth
-        parts.learn(core.config)
+        parts.join(core.config)
         self._open: deque[StepRecord] = deque()
         """Launched and not committed, oldest first."""
         self._ring: deque[StepRecord] = deque(maxlen=self._depth + 1)

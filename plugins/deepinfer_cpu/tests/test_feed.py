@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from deepinfer_core.errors import ShapeContractError
-from deepinfer_cpu.ops.feed import feed_tokens
+from deepinfer_cpu.ops.feed import correct_lengths, feed_tokens
 
 reference_pack = pytest.importorskip("deepinfer_native.reference_pack", reason="install deepinfer-native")
 
@@ -80,3 +80,18 @@ def test_window_of_another_width_is_refused() -> None:
             i32([[1, 2, 3]]), i32([3]), None, i32([9]), 3, vocab_size=VOCAB, ngram_win=i32([[1]]),
             ngram_table=torch.from_numpy(table()),
         )  # fmt: skip
+
+
+def test_lengths_move_back_by_what_was_rejected() -> None:
+    start, q, accepted = i32([10, 20, 30, 40]), i32([4, 4, 4, 1]), i32([0, 3, 1])
+    assert correct_lengths(start, q, i32([2, -1, 1, 0]), accepted, num_draft=3).tolist() == [12, 24, 34, 38]
+    got = correct_lengths(start[:2], q[:2], None, accepted, num_draft=3)
+    assert got.tolist() == [11, 24]
+    assert got.dtype == torch.int32
+
+
+def test_accepted_count_out_of_range_stays_inside_the_bounds() -> None:
+    got = correct_lengths(i32([10, 20]), i32([3, 3]), i32([1, 0]), i32([-9, 99]), num_draft=2)
+    assert got.tolist() == [13, 21]
+    with pytest.raises(ShapeContractError, match="accepted"):
+        correct_lengths(i32([10]), i32([3]), None, i32([]), num_draft=2)

@@ -23,7 +23,7 @@ def collect(parts: Machinery, record: StepRecord) -> tuple[SamplerOutput, Mappin
         with parts.at.call("backend.wait"):
             parts.wait_event(record.event)
     if record.sampled is None:
-        result: tuple[SamplerOutput, Mapping[int, BadRow]] = nothing(record, 0), NO_ROWS
+        result: tuple[SamplerOutput, Mapping[int, BadRow]] = nothing(record, parts.core_config.num_draft), NO_ROWS
     else:
         with parts.at.call(SAMPLE):
             result = checked_output(
@@ -50,6 +50,7 @@ def nothing(record: StepRecord, num_draft: int) -> SamplerOutput:
         sampled_logprob=np.zeros(n, dtype=np.float32),
         row_status=np.zeros(n, dtype=np.int8),
         verified_ids=None if record.is_prefill or not num_draft else np.full(rows, -1, dtype=np.int32),
+        draft_ids=np.full((n, num_draft), -1, dtype=np.int32) if num_draft else None,
     )
 
 

@@ -1,9 +1,10 @@
-"""The tokens of a step that continues the step in flight: they are on the device (``spec/engine.md`` 5.4)."""
+"""What a step takes from the step in flight: its tokens and lengths are on the device (``spec/engine.md`` 5.4)."""
 
 from __future__ import annotations
 
 import copy
 
+from deepinfer_core.pipeline.lengths import correct_lengths
 from deepinfer_core.pipeline.machinery import FEED_TOKENS, Machinery
 from deepinfer_core.pipeline.record import StepRecord
 from deepinfer_core.records import SchedulerOutputs, StepFlags
@@ -21,23 +22,24 @@ def feed(parts: Machinery, record: StepRecord, previous: StepRecord) -> None:
         # The identity needs no gather, and so no upload.
         is_identity = bool(int(outputs.flags) & StepFlags.REMAP_IDENTITY)
         remap = None if is_identity else parts.bound(SchedulerOutputs(remap=outputs.remap)).remap
-    inputs, results = record.inputs, previous.results
-    ids = inputs.input_ids
+    results = previous.results
+    record.inputs = inputs = copy.copy(record.inputs)  # the backend may hand out the core's own record
     with parts.at.call(FEED_TOKENS):
         fresh = getattr(inputs, "fresh_ids", None)
         fed = parts.backend.ops[FEED_TOKENS](
-            ids.reshape(record.num_reqs, -1) if fresh is None else fresh,
+            inputs.input_ids.reshape(record.num_reqs, -1) if fresh is None else fresh,
             inputs.seqlens_q,
             remap,
             results.sampled_ids,
             record.num_tokens,
-            vocab_size=parts.model_vocab,
+            vocab_size=parts.core_config.vocab_size,
             drafts=results.draft_ids,
             accepted=results.accepted,
             ngram_win=getattr(inputs, "ngram_win", None),
             ngram_table=parts.ngram_table,
-            ngram_pad=parts.ngram_pad,
+            ngram_pad=parts.core_config.ngram_pad,
         )
-        record.inputs = inputs = copy.copy(inputs)  # the backend may hand out the core's own record
         for name, values in fed.items():
             setattr(inputs, name, values)
+    if parts.core_config.num_draft:
+        correct_lengths(parts, inputs, remap, results.accepted)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
-from attrs import define, field
+from attrs import define
 
 from deepinfer_core.interfaces import Backend, Caches, Model, Sampler
 from deepinfer_core.pipeline.faults import Boundary, Owners
@@ -33,11 +33,10 @@ class Machinery:
     """Entered around the launches of B and C: a call in there that waits for the device is an error."""
     record_event: Callable[[], Any] | None
     wait_event: Callable[[Any], object] | None
-    model_vocab: int = 0
-    """Ids that the core knows; a pad draft is the last of them."""
-    ngram_table: Any = field(default=None)
+    core_config: Any = None
+    """Of the native core: sizes that completing the inputs on the device needs."""
+    ngram_table: Any = None
     """The compression table of the n-grams, on the device."""
-    ngram_pad: int = 0
 
     @classmethod
     def of(
@@ -65,10 +64,9 @@ class Machinery:
             getattr(backend, "wait", None),
         )
 
-    def learn(self, config: Any) -> None:
-        """Take from the core's configuration what completing the inputs on the device needs."""
-        self.model_vocab = config.vocab_size
-        self.ngram_pad = config.ngram_pad
+    def join(self, config: Any) -> None:
+        """``config`` is that of the core which schedules the steps."""
+        self.core_config = config
         if config.depth > 1 and config.ngram and config.ngram_table is not None:
             self.ngram_table = self.bound(InputMetadata(input_ids=config.ngram_table)).input_ids
 

@@ -10,7 +10,9 @@ import numpy as np
 from deepinfer_core.pipeline.machinery import Machinery
 from deepinfer_core.pipeline.record import StepRecord
 from deepinfer_core.records import SamplerOutput
-from deepinfer_core.sampled import check_result
+from deepinfer_core.sampled import SAMPLE, check_result, wrong_step_return
+
+NEEDS_ACCEPTED = "accepted for each request: the next step starts behind what was accepted"
 
 
 def sample(parts: Machinery, core: Any, record: StepRecord) -> None:
@@ -39,10 +41,15 @@ def sample(parts: Machinery, core: Any, record: StepRecord) -> None:
             logits = parts.model.logits(hidden)
             at.expect_rows("model.logits", logits, expected)
         t2 = perf_counter_ns()
-        with at.call("sampler.sample"):
+        with at.call(SAMPLE):
             record.sampled = sampled = parts.sampler.sample(logits, wanted)
             check_result(sampled, record.num_reqs, owner=at.owners.sampler)
-            onward = _for_next_step(sampled) if core.config.depth > 1 and not record.is_prefill else None
+            onward = None
+            if core.config.depth > 1 and not record.is_prefill:  # a prefill step is committed before the next one
+                onward = _for_next_step(sampled)
+                if core.config.num_draft and onward.accepted is None:
+                    got = f"{type(sampled).__name__} without accepted"
+                    raise wrong_step_return(SAMPLE, at.owners.sampler, got, NEEDS_ACCEPTED)
         if onward is not None:
             with at.call("backend.bind_inputs"):
                 record.results = parts.bound(onward)

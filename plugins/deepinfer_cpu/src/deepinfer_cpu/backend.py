@@ -52,7 +52,7 @@ OPS: Mapping[str, Callable[..., Any]] = {
                 "gather_rows decode_metadata"
             ),
         ),
-        ("meta", feed, "feed_tokens"),
+        ("meta", feed, "feed_tokens correct_lengths"),
         ("attn", attention, "sparse_prefill plan sparse_decode"),
         ("index", indexer, "logits topk block_max restore"),
         ("gemm", gemm, "dense grouped einsum_heads"),

@@ -32,7 +32,8 @@ def feed_tokens(
 
     :param fresh: int32 ``[N, Q]``: current token and drafts as the host knows them, ``Q = K + 1``.
     :param seqlens_q: int32 ``[N]``, ``total_q`` rows in all, each request at most Q.
-    :param remap: int32 ``[N]``, row in the step before or -1; None: every request continues the row of its own number.
+    :param remap: int32 ``[N]``, row in the step before or -1; None: every request continues the row of its own number,
+        of which there may be more.
     :param sampled: int ``[M]`` of the step before; ``drafts`` int ``[M, K]``, absent: pad drafts.
     :param accepted: int32 ``[M]``, drafts that the step before accepted; absent: none.
     :param ngram_win: int32 ``[N, K + G - 1]``: compressed ids before the current token, oldest first, then the K drafts
@@ -69,6 +70,36 @@ def feed_tokens(
     return out
 
 
+def correct_lengths(
+    start: Tensor, seqlens_q: Tensor, remap: Tensor | None, accepted: Tensor, *, num_draft: int
+) -> Tensor:
+    """End position of each request, int32 ``[N]``, where the host knows an upper bound only (``spec/engine.md`` 5.4).
+
+    :param start: int32 ``[N]``: first position, as if the step in flight accepted all its ``num_draft`` drafts.
+    :param seqlens_q: int32 ``[N]``, rows of this step.
+    :param remap: as in :func:`feed_tokens`; a request that continues no row keeps its start.
+    :param accepted: int32 ``[M]``, drafts that the step in flight accepted; values out of range are clamped.
+    """
+    accepted = accepted.reshape(-1)
+    if not accepted.shape[0]:
+        raise shape_error("meta.correct_lengths", "accepted", "the rows of the step before", [0])
+    source, mapped = _sources(remap, start.shape[0], accepted)
+    rejected = num_draft - accepted[source].clamp(0, num_draft)
+    return (start + seqlens_q - rejected.masked_fill(~mapped, 0)).to(torch.int32)
+
+
+def _sources(remap: Tensor | None, n: int, results: Tensor) -> tuple[Tensor, Tensor]:
+    """(row of ``results`` of each request, int64 ``[N]``, clamped: a sampler may have returned too few; whether the
+    request continues one, bool ``[N]``)."""
+    if remap is None:
+        source = torch.arange(n, device=results.device)
+        mapped = torch.ones(n, dtype=torch.bool, device=results.device)
+    else:
+        source = remap.long()
+        mapped = source >= 0
+    return source.clamp(0, results.shape[0] - 1), mapped
+
+
 def _current_tokens(
     fresh: Tensor, remap: Tensor | None, sampled: Tensor, drafts: Tensor | None, vocab_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,13 +108,7 @@ def _current_tokens(
     sampled = sampled.reshape(-1)
     if not sampled.shape[0]:
         sampled = fresh.new_full((1,), vocab_size - 1)
-    if remap is None:
-        source = torch.arange(n, device=fresh.device)
-        mapped = torch.ones(n, dtype=torch.bool, device=fresh.device)
-    else:
-        source = remap.long()
-        mapped = source >= 0
-    source = source.clamp(0, sampled.shape[0] - 1)  # a sampler may have returned too few rows
+    source, mapped = _sources(remap, n, sampled)
     columns = [sampled[source].to(torch.int32).unsqueeze(1)]
     if q > 1:
         if drafts is None:

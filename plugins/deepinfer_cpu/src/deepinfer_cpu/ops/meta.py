@@ -115,7 +115,8 @@ def decode_metadata(
     :param valid: bool ``[T]``, False marks placeholder rows; None means all are real.
     """
     n = seqlens_q.shape[0]
-    rows = torch.repeat_interleave(torch.arange(n, dtype=torch.int32), seqlens_q)
+    total = None if valid is None else valid.shape[0]
+    rows = torch.repeat_interleave(torch.arange(n, dtype=torch.int32), seqlens_q, output_size=total)
     r = rows.long()
     first = torch.cumsum(seqlens_q, 0, dtype=torch.int32) - seqlens_q
     t = torch.arange(rows.shape[0], dtype=torch.int32)

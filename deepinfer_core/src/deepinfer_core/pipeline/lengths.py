@@ -1,0 +1,42 @@
+"""Lengths of a decode step with drafts, of which the host knows a bound only (``spec/engine.md`` 5.4).
+
+How many drafts the step in flight accepted is on the device. So the device moves each request back by what was
+rejected, and expands the fields of the rows anew.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deepinfer_core.pipeline.machinery import Machinery
+
+CORRECT_LENGTHS = "meta.correct_lengths"
+DECODE_METADATA = "meta.decode_metadata"
+
+
+def correct_lengths(parts: Machinery, inputs: Any, remap: Any, accepted: Any) -> None:
+    """Change ``inputs`` to the true positions. ``remap``: on the device; None: the identity. Raises StepFault."""
+    core, ops = parts.core_config, parts.backend.ops
+    with parts.at.call(CORRECT_LENGTHS):
+        q = inputs.seqlens_q
+        inputs.seqlens_k = ops[CORRECT_LENGTHS](inputs.seqlens_k - q, q, remap, accepted, num_draft=core.num_draft)
+    with parts.at.call(DECODE_METADATA):
+        has_rows = getattr(inputs, "block_tables", None) is not None
+        first = inputs.cu_seqlens_q_incl - q  # one row of each request: its slots and its table are those of all
+        none = inputs.seqlens_k  # the common record has positions only: nothing reads slots or tables
+        expanded = ops[DECODE_METADATA](
+            q,
+            inputs.seqlens_k,
+            inputs.block_tables[first] if has_rows else none.reshape(-1, 1),
+            inputs.state_slot_idx[first] if has_rows else none,
+            inputs.swa_slot_idx[first] if has_rows else none,
+            block_size=core.block_size,
+            window=core.window if has_rows else 0,
+            ring=core.ring,
+            ratios_sparse=core.ratios_sparse if has_rows else (),
+            ratios_dense=core.ratios_dense if has_rows else (),
+            valid=inputs.valid_token_mask,
+        )
+        for name, values in expanded.items():
+            if getattr(inputs, name, None) is not None:
+                setattr(inputs, name, values)
