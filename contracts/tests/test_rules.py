@@ -58,6 +58,13 @@ def scheduled() -> Any:
     return r
 
 
+def lean() -> Any:
+    """The decode inputs of a backend that keeps block tables by row slot."""
+    r, step = record("decode", "InputMetadataV41"), record("decode", "SchedulerOutputs")
+    r.row_slot_idx, r.block_tables = np.repeat(step.row_slot, step.seqlens_q), None
+    return r
+
+
 def events() -> Any:
     return record("decode", "EventBatch")
 
@@ -99,6 +106,8 @@ SPECIAL: list[tuple[Callable[[], Any], dict[str, int], Callable[[Any], None], st
     (scheduled, TABLES, assign(ignored_uid=uids(103)), "disjoint(ignored_uid, seq_uid)"),
     (scheduled, TABLES, assign(held_uid=uids(100, 11)), "disjoint(held_uid, seq_uid)"),
     (scheduled, TABLES, assign(preempted_uid=uids(102)), "disjoint(preempted_uid, seq_uid)"),
+    (lean, {}, put("row_slot_idx", 2, 0), "all(1 <= row_slot_idx <= max_num_seqs)"),
+    (lean, {}, put("row_slot_idx", 2, 3), "all(row_slot_idx == repeat(step.row_slot, step.seqlens_q))"),
     (mirrored, CP, assign(cp_mirror_len=19, mirror_index=np.zeros(19, np.int32)), "cp > 1 implies"),
     (mirrored, CP, put("mirror_index", 3, 28), "all(-1 <= mirror_index < T)"),
     (mirrored, CP, put("mirror_reverse", 5, 20), "all(-1 <= mirror_reverse < cp_mirror_len)"),
@@ -128,10 +137,14 @@ SPECIAL: list[tuple[Callable[[], Any], dict[str, int], Callable[[Any], None], st
 ]
 
 
+def step_of(r: Any) -> Any:
+    return record("prefill" if getattr(r, "is_prompt", 0) else "decode", "SchedulerOutputs")
+
+
 @pytest.mark.parametrize("number", range(len(SPECIAL)))
 def test_rule_fails_first_for_its_damage(c_checks: CLibrary, number: int) -> None:
     make, changes, damage, text = SPECIAL[number]
-    step = record("prefill" if getattr(make(), "is_prompt", 0) else "decode", "SchedulerOutputs")
+    step = step_of(make())
     validate(make(), limits(**changes), Level.FULL, step=step)
     damaged = make()
     damage(damaged)
@@ -161,7 +174,7 @@ def damaged_records() -> Iterator[tuple[Any, Any, dict[str, int]]]:
     for make, changes, damage, _ in SPECIAL:
         damaged = make()
         damage(damaged)
-        yield damaged, None, changes
+        yield damaged, step_of(damaged) if make is lean else None, changes
     yield record("decode", "InputMetadataV41"), None, {"max_blocks": 1 << 28}
     for kind, name in CASES:
         step = record(kind, "SchedulerOutputs")

@@ -49,6 +49,8 @@ typedef struct di_config {
     int32_t stream_ordered_reuse;   /* 0 or 1 (spec/engine.md 4.2) */
     int32_t row_order;              /* 0 stable, 1 by length, longest first */
     int32_t zero_swa_on_alloc;      /* 0 or 1 */
+    int32_t csr_tables;             /* 1: steps carry bt_offsets and bt_ids, decode inputs block_tables; 0: the backend
+                                       keeps tables by row slot from bt_delta, decode inputs carry row_slot_idx */
     int32_t dp_size;                /* ranks that step together, 0 and 1: no group. In a group a decode call that finds
                                      * nothing to run is a step of the others and counts in d (spec/engine.md 2.2) */
     double prefill_watermark;       /* (0, 1] */

@@ -240,12 +240,12 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 22, -1, -1, "SchedulerOutputs.swa_valid_start", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
-        int64_t value; const int fault = di_view_fault(&rec->bt_offsets, true, (true), DI_DTYPE_I32, 1, &value);
-        if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 23, -1, -1, "SchedulerOutputs.bt_offsets", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N + 1]" : "contiguous", step_id}, -1, 0, true, value);
+        int64_t value; const int fault = di_view_fault(&rec->bt_offsets, true, (true && ((int64_t)l->csr_tables == INT64_C(1))), DI_DTYPE_I32, 1, &value);
+        if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 23, -1, -1, "SchedulerOutputs.bt_offsets", fault == 1 ? "presence cap:csr_tables" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N + 1]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
-        int64_t value; const int fault = di_view_fault(&rec->bt_ids, true, (true), DI_DTYPE_I32, 1, &value);
-        if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 24, -1, -1, "SchedulerOutputs.bt_ids", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [sum]" : "contiguous", step_id}, -1, 0, true, value);
+        int64_t value; const int fault = di_view_fault(&rec->bt_ids, true, (true && ((int64_t)l->csr_tables == INT64_C(1))), DI_DTYPE_I32, 1, &value);
+        if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 24, -1, -1, "SchedulerOutputs.bt_ids", fault == 1 ? "presence cap:csr_tables" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [sum]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
         int64_t value; const int fault = di_view_fault(&rec->bt_delta, true, (true && ((int64_t)l->persistent_tables == INT64_C(1))), DI_DTYPE_I32, 2, &value);
@@ -2005,6 +2005,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         int64_t value; const int fault = di_view_fault(&rec->ngram_win, !prefill, false, DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 54, -1, -1, "InputMetadataV41.ngram_win", fault == 1 ? "presence decode, optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N, K + G - 1]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
+    do {
+        int64_t value; const int fault = di_view_fault(&rec->row_slot_idx, !prefill, false, DI_DTYPE_I32, 1, &value);
+        if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 55, -1, -1, "InputMetadataV41.row_slot_idx", fault == 1 ? "presence decode, optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [T]" : "contiguous", step_id}, -1, 0, true, value);
+    } while (0);
     /* is_prompt: is_prompt <= 1 */
     do {
         if (!((int64_t)rec->base.is_prompt <= INT64_C(1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 2, 0, -1, "InputMetadataV41.is_prompt", "is_prompt <= 1", step_id}, -1, 0, true, (int64_t)rec->base.is_prompt);
@@ -2412,6 +2416,13 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         } while (0);
         do {
             if (v->shape[1] != di_sub(di_add((int64_t)l->num_draft, (int64_t)l->ngram), INT64_C(1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 54, -1, -1, "InputMetadataV41.ngram_win", "shape [N, K + G - 1]", step_id}, 1, 0, true, v->shape[1]);
+        } while (0);
+    } while (0);
+    do {
+        const di_view *v = &rec->row_slot_idx; if (!di_present(v)) continue;
+        do {
+            const int64_t d_T = (int64_t)rec->base.total_q;
+            if (v->shape[0] != d_T) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 55, -1, -1, "InputMetadataV41.row_slot_idx", "shape [T]", step_id}, 0, 0, true, v->shape[0]);
         } while (0);
     } while (0);
     /* input_ids: all(0 <= input_ids < V) */
@@ -4133,6 +4144,48 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1)));
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 54, 106, -1, "InputMetadataV41.ngram_win", "all(ngram_win >= -1)", step_id}, i, 0, true, ((int64_t)f0[i]));
+    } while (0);
+    /* row_slot_idx: all(1 <= row_slot_idx <= max_num_seqs) */
+    do {
+        if (!di_readable(&rec->row_slot_idx)) continue;
+        const int32_t *f0 = rec->row_slot_idx.data; const int64_t n0 = di_size(&rec->row_slot_idx);
+        (void)f0; (void)n0;
+        if (di_in_range(f0, n0, INT64_C(1), (int64_t)l->max_num_seqs)) continue;
+        const int64_t n = n0; int ok = 1;
+        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs)));
+        if (!ok) for (int64_t i = 0; i < n; i++)
+        if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 55, 107, -1, "InputMetadataV41.row_slot_idx", "all(1 <= row_slot_idx <= max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i]));
+    } while (0);
+    /* row_slot_idx: all(row_slot_idx == repeat(step.row_slot, step.seqlens_q)) */
+    if (level >= DI_LEVEL_FULL) if (step != NULL) do {
+        if (!di_readable(&rec->row_slot_idx)) continue;
+        const int32_t *f0 = rec->row_slot_idx.data; const int64_t n0 = di_size(&rec->row_slot_idx);
+        (void)f0; (void)n0;
+        if (!di_readable(&step->row_slot)) continue;
+        const int32_t *f1 = step->row_slot.data; const int64_t n1 = di_size(&step->row_slot);
+        (void)f1; (void)n1;
+        if (!di_readable(&step->seqlens_q)) continue;
+        const int32_t *f2 = step->seqlens_q.data; const int64_t n2 = di_size(&step->seqlens_q);
+        (void)f2; (void)n2;
+        const int64_t n = n0; int64_t bad = -1; int64_t shown = 0; int64_t i = 0;
+        int64_t j1 = -1, left1 = 0, at1 = -1; int wrong1 = 0;
+        int64_t value1 = 0;
+        for (; i < n; i++) {
+            while (left1 == 0 && j1 + 1 < di_min(n2, n1)) {
+                j1++;
+                left1 = ((int64_t)f2[j1]);
+                value1 = ((int64_t)f1[j1]);
+                at1 = -1;
+                if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
+            }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
+            left1--; at1++;
+            if (!(((int64_t)f0[i]) == value1)) { bad = i; shown = ((int64_t)f0[i]); break; }
+        }
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 55, 108, -1, "InputMetadataV41.row_slot_idx", "all(row_slot_idx == repeat(step.row_slot, step.seqlens_q))", step_id}, bad, 0, true, shown);
+        int rest2 = left1 != 0 || wrong1 || n2 != n1;
+        for (j1++; !rest2 && j1 < di_min(n2, n1); j1++) {  rest2 = ((int64_t)f2[j1]) != 0; }
+        if (rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 55, 108, -1, "InputMetadataV41.row_slot_idx", "all(row_slot_idx == repeat(step.row_slot, step.seqlens_q))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     return 0;
 }
@@ -6219,6 +6272,7 @@ static const char *const fields_input_metadata_v41[] = {
     "draft_index:i32[NK, DW]",
     "fresh_ids:i32[N, Q]",
     "ngram_win:i32[N, K + G - 1]",
+    "row_slot_idx:i32[T]",
 };
 static const uint64_t chain_sampler_inputs[] = DI_CHAIN_SAMPLER_INPUTS;
 static const char *const fields_sampler_inputs[] = {
@@ -6309,17 +6363,17 @@ static const char *const fields_event_batch[] = {
 
 static const di_contract_info contracts[] = {
     {"SchedulerOutputs", "1.0", DI_FIELDS_SCHEDULER_OUTPUTS, (uint32_t)sizeof(di_scheduler_outputs),
-     chain_scheduler_outputs, "3ffa71919a508dd074717e403d27cc5a6017a999d4051fcf4e55e452bfaa064f", fields_scheduler_outputs},
+     chain_scheduler_outputs, "5faa71e65d7e9f0c1a4b2f0c1375915a0058e27db7546f9a0327561d5739c1a3", fields_scheduler_outputs},
     {"InputMetadata", "1.0", DI_FIELDS_INPUT_METADATA, (uint32_t)sizeof(di_input_metadata),
-     chain_input_metadata, "0b473c8b5810cc6691dbd2836eaaa47ecbb66d3669c86484015fd6c9666c3d9f", fields_input_metadata},
+     chain_input_metadata, "72e5ca85869553b5fc336e142f7bae030a08fd110186d367df2e7f76d2c226f4", fields_input_metadata},
     {"InputMetadataV41", "1.0", DI_FIELDS_INPUT_METADATA_V41, (uint32_t)sizeof(di_input_metadata_v41),
-     chain_input_metadata_v41, "b714b91cb31b996d50f58c798b1b888a09c84095d726a1884027add0a9d52aa0", fields_input_metadata_v41},
+     chain_input_metadata_v41, "eaa877bf43763d55623d40f5e088b6d4e014a9bbdfdba7cebd801a0f5ec1fd30", fields_input_metadata_v41},
     {"SamplerInputs", "1.0", DI_FIELDS_SAMPLER_INPUTS, (uint32_t)sizeof(di_sampler_inputs),
-     chain_sampler_inputs, "48843cc9efc91a2a600ec36dd974596aa53d77516eaeb8c2462b1e619790f123", fields_sampler_inputs},
+     chain_sampler_inputs, "d30481c89596562343c38645165b1f85e2d9070dc2a4468846d8b6a4064b78bb", fields_sampler_inputs},
     {"SamplerOutput", "1.0", DI_FIELDS_SAMPLER_OUTPUT, (uint32_t)sizeof(di_sampler_output),
-     chain_sampler_output, "a33ff2bb0df6a3257126f7d548aff64cb20690c61f8091ac49f16ad8b3e3bdcd", fields_sampler_output},
+     chain_sampler_output, "e842b7f77623c26103a7913fe7cf2399f1ac7a8e84ea3ecae5d4e7a3d5e72383", fields_sampler_output},
     {"EventBatch", "1.0", DI_FIELDS_EVENT_BATCH, (uint32_t)sizeof(di_event_batch),
-     chain_event_batch, "68abcdbdfad5e0ab46c9cd04dfe68fa384b272a666d90319d66faf09462e3b95", fields_event_batch},
+     chain_event_batch, "2e88ca580563f8c3db01ae5ab91db17a4eb508cc58f9bc3da89df62baa04d8e0", fields_event_batch},
 };
 
 const di_contract_info *di_contracts(int *n)

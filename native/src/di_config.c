@@ -57,6 +57,7 @@ static int check_ranges(const di_config *k)
     REQUIRE(row_order, k->row_order == 0 || k->row_order == 1, "0 (stable) or 1 (length_desc)");
     REQUIRE(dp_size, k->dp_size >= 0 && k->dp_size <= MAX_SEQS, "0 .. 65535");
     REQUIRE(zero_swa_on_alloc, k->zero_swa_on_alloc == 0 || k->zero_swa_on_alloc == 1, "0 or 1");
+    REQUIRE(csr_tables, k->csr_tables == 0 || k->csr_tables == 1, "0 or 1");
     REQUIRE(target_itl_ns, k->target_itl_ns >= 0 && k->target_itl_ns <= MAX_TIME_NS, "0 .. 2**50");
     REQUIRE(prefill_step_ns, k->prefill_step_ns >= 0 && k->prefill_step_ns <= MAX_TIME_NS, "0 .. 2**50");
     REQUIRE(cost_feedback, k->cost_feedback == 0 || k->cost_feedback == 1, "0 or 1");
@@ -182,7 +183,7 @@ void di_config_limits(const di_config *k, const di_derived *d, di_limits *out)
         .vocab_size = k->vocab_size, .window = k->window, .swa_ring = d->swa_ring, .backtrack = d->backtrack,
         .num_ratios = d->num_ratios, .num_ratios_sparse = k->num_ratios_sparse,
         .num_ratios_dense = k->num_ratios_dense, .ngram = k->ngram, .max_blocks = d->max_blocks, .cp = 1,
-        .persistent_tables = 1,
+        .persistent_tables = 1, .csr_tables = k->csr_tables,
     };
     memcpy(out->ratios, d->ratios, sizeof out->ratios);
     memcpy(out->ratios_sparse, k->ratios_sparse, sizeof out->ratios_sparse);

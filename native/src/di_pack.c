@@ -13,7 +13,8 @@ static int create_v41(di_core *c, di_staging *s, size_t n, size_t t, size_t deco
     TAKE(swa_slot_idx, t);
     TAKE(context_lens, decode_t);
     TAKE(query_indices, decode_t);
-    TAKE(block_tables, decode_t * (size_t)c->dim.max_blocks);
+    if (c->cfg.csr_tables) TAKE(block_tables, decode_t * (size_t)c->dim.max_blocks);
+    else TAKE(row_slot_idx, decode_t);
     if (c->cfg.depth > 1) {
         TAKE(fresh_ids, decode_t);
         if (c->cfg.ngram) TAKE(ngram_win, n * (size_t)(c->cfg.num_draft + c->cfg.ngram - 1));
@@ -94,27 +95,54 @@ static void pack_ngrams(const di_core *c, const di_row *r, int32_t *at)
     }
 }
 
-void di_pack_common(const di_core *c, const di_step *step, di_staging *s, di_input_metadata *out)
+/* Tokens past the committed ones: drafts that the host knows, 0 for what the device gathers by remap. */
+static void pack_uncommitted(const di_core *c, const di_row *r, int32_t *ids)
+{
+    int is_on_device = r->remap >= 0 && r->start >= r->full_len;
+    for (int32_t j = 0; j < r->q; j++) {
+        int32_t token = is_on_device ? 0 : di_pack_token(c, r, r->start + j);
+        ids[j] = token < 0 ? 0 : token;
+    }
+}
+
+static void pack_lengths(const di_step *step, di_staging *s, di_input_metadata *out)
+{
+    for (int32_t i = 0; i < step->n; i++) {
+        const di_row *r = &step->rows[i];
+        s->seqlens_q[i] = r->q;
+        s->seqlens_k[i] = r->start + r->q;
+        s->cu_seqlens_q_incl[i] = r->first + r->q;
+    }
+    memset(s->valid_token_mask, 1, (size_t)step->t);
+    out->valid_token_mask = di_view_1d(s->valid_token_mask, DI_DTYPE_BOOL, step->t);
+    out->seqlens_q = di_view_1d(s->seqlens_q, DI_DTYPE_I32, step->n);
+    out->seqlens_k = di_view_1d(s->seqlens_k, DI_DTYPE_I32, step->n);
+    out->cu_seqlens_q_incl = di_view_1d(s->cu_seqlens_q_incl, DI_DTYPE_I32, step->n);
+}
+
+static void pack_sums(const di_step *step, di_staging *s, di_input_metadata *out)
 {
     s->cu_seqlens_q[0] = s->cu_seqlens_k[0] = 0;
     for (int32_t i = 0; i < step->n; i++) {
         const di_row *r = &step->rows[i];
+        s->cu_seqlens_q[i + 1] = r->first + r->q;
+        s->cu_seqlens_k[i + 1] = s->cu_seqlens_k[i] + r->start + r->q;
+    }
+    out->cu_seqlens_q = di_view_1d(s->cu_seqlens_q, DI_DTYPE_I32, step->n + 1);
+    out->cu_seqlens_k = di_view_1d(s->cu_seqlens_k, DI_DTYPE_I32, step->n + 1);
+}
+
+void di_pack_common(const di_core *c, const di_step *step, di_staging *s, di_input_metadata *out)
+{
+    for (int32_t i = 0; i < step->n; i++) {
+        const di_row *r = &step->rows[i];
         int32_t *ids = s->input_ids + r->first, *positions = s->positions + r->first;
-        int32_t end = r->start + r->q;
-        if (end <= r->full_len) {
+        if (r->start + r->q <= r->full_len)
             memcpy(ids, r->seq->tokens + r->start, (size_t)r->q * sizeof(int32_t));
-        } else {
-            for (int32_t j = 0; j < r->q; j++) {
-                int32_t token = di_pack_token(c, r, r->start + j);
-                ids[j] = token < 0 ? 0 : token;   /* the device gathers mapped rows by remap */
-            }
-        }
+        else
+            pack_uncommitted(c, r, ids);
         for (int32_t j = 0; j < r->q; j++) positions[j] = r->start + j;
         if (c->cfg.ngram) pack_ngrams(c, r, s->ngram_token_ids + (size_t)r->first * (size_t)c->cfg.ngram);
-        s->seqlens_q[i] = r->q;
-        s->seqlens_k[i] = end;
-        s->cu_seqlens_q[i + 1] = s->cu_seqlens_q_incl[i] = r->first + r->q;
-        s->cu_seqlens_k[i + 1] = s->cu_seqlens_k[i] + end;
     }
     out->is_prompt = step->kind == DI_STEP_PREFILL;
     out->num_reqs = step->n;
@@ -122,16 +150,8 @@ void di_pack_common(const di_core *c, const di_step *step, di_staging *s, di_inp
     out->input_ids = di_view_1d(s->input_ids, DI_DTYPE_I32, step->t);
     out->positions = di_view_1d(s->positions, DI_DTYPE_I32, step->t);
     if (c->cfg.ngram) out->ngram_token_ids = di_view_2d(s->ngram_token_ids, DI_DTYPE_I32, step->t, c->cfg.ngram);
-    if (out->is_prompt) {
-        out->cu_seqlens_q = di_view_1d(s->cu_seqlens_q, DI_DTYPE_I32, step->n + 1);
-        out->cu_seqlens_k = di_view_1d(s->cu_seqlens_k, DI_DTYPE_I32, step->n + 1);
-    } else {
-        memset(s->valid_token_mask, 1, (size_t)step->t);
-        out->valid_token_mask = di_view_1d(s->valid_token_mask, DI_DTYPE_BOOL, step->t);
-        out->seqlens_q = di_view_1d(s->seqlens_q, DI_DTYPE_I32, step->n);
-        out->seqlens_k = di_view_1d(s->seqlens_k, DI_DTYPE_I32, step->n);
-        out->cu_seqlens_q_incl = di_view_1d(s->cu_seqlens_q_incl, DI_DTYPE_I32, step->n);
-    }
+    if (out->is_prompt) pack_sums(step, s, out);
+    else pack_lengths(step, s, out);
 }
 
 int di_pack_step(di_core *c, uint64_t step, di_step **out)

@@ -27,8 +27,10 @@ static int take_arrays(di_core *c, di_outputs *o)
     TAKE(draft_read_slot, n);
     TAKE(draft_write_slot, n);
     TAKE(swa_valid_start, n);
-    TAKE(bt_offsets, n + 1);
-    TAKE(bt_ids, blocks);
+    if (c->cfg.csr_tables) {
+        TAKE(bt_offsets, n + 1);
+        TAKE(bt_ids, blocks);
+    }
     TAKE(bt_delta, 3 * blocks);
     TAKE(zero_slots, 4 * n);
     TAKE(hit_tokens, n);
@@ -68,8 +70,10 @@ int di_publish_create(di_core *c, di_outputs *o)
     r->draft_read_slot = di_view_1d(o->draft_read_slot, DI_DTYPE_I32, 0);
     r->draft_write_slot = di_view_1d(o->draft_write_slot, DI_DTYPE_I32, 0);
     r->swa_valid_start = di_view_1d(o->swa_valid_start, DI_DTYPE_I32, 0);
-    r->bt_offsets = di_view_1d(o->bt_offsets, DI_DTYPE_I32, 1);
-    r->bt_ids = di_view_1d(o->bt_ids, DI_DTYPE_I32, 0);
+    if (c->cfg.csr_tables) {
+        r->bt_offsets = di_view_1d(o->bt_offsets, DI_DTYPE_I32, 1);
+        r->bt_ids = di_view_1d(o->bt_ids, DI_DTYPE_I32, 0);
+    }
     r->bt_delta = di_view_2d(o->bt_delta, DI_DTYPE_I32, 0, 3);
     r->zero_slots = di_view_2d(o->zero_slots, DI_DTYPE_I32, 0, 2);
     r->clone_slots = di_view_2d(o->zero_slots, DI_DTYPE_I32, 0, 3);
@@ -112,6 +116,7 @@ static void place_row(di_step *step, int32_t i, const di_seq *s)
     /* A decoded position is a window or more behind the start of any replay: it sees no truncated window. */
     o->swa_valid_start[i] = step->kind == DI_STEP_PREFILL ? s->swa_valid_start : 0;
     o->hit_tokens[i] = o->replayed_tokens[i] = 0;
+    r->blocks = s->blocks;
     r->kind = step->kind;
     step->n_placed++;
 }
@@ -160,19 +165,19 @@ void di_policy_note_blocks(di_core *c, di_outputs *o, const di_seq *s, int32_t f
 }
 
 /* CSR tables: copied unless the ring slot holds those of the same rows and no table has grown since. */
-static void copy_tables(const di_core *c, const di_step *step, di_outputs *o)
+static void copy_tables(const di_step *step, di_outputs *o, uint64_t changes)
 {
-    if (step->n_placed == 0 && step->n == o->csr_rows && c->table_changes == o->csr_changes) return;
+    if (step->n_placed == 0 && step->n == o->csr_rows && changes == o->csr_changes) return;
     int32_t at = 0;
     for (int32_t i = 0; i < step->n; i++) {
         const di_row *r = &step->rows[i];
         o->bt_offsets[i] = at;
-        memcpy(o->bt_ids + at, r->seq->blocks, (size_t)r->n_blocks * sizeof(int32_t));
+        memcpy(o->bt_ids + at, r->blocks, (size_t)r->n_blocks * sizeof(int32_t));
         at += r->n_blocks;
     }
     o->bt_offsets[step->n] = at;
     o->csr_rows = step->n;
-    o->csr_changes = c->table_changes;
+    o->csr_changes = changes;
     o->record.bt_offsets.shape[0] = step->n + 1;
     o->record.bt_ids.shape[0] = at;
 }
@@ -192,7 +197,7 @@ void di_publish_step(const di_core *c, const di_step *step, di_outputs *o)
 {
     di_scheduler_outputs *r = &o->record;
     int32_t n = step->n;
-    copy_tables(c, step, o);
+    if (c->cfg.csr_tables) copy_tables(step, o, c->table_changes);
     if (r->num_reqs != n) resize_rows(r, n);
     r->step_id = step->id;
     r->kind = (uint8_t)step->kind;

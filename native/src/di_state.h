@@ -26,6 +26,7 @@ typedef struct di_row {
     uint32_t generation;
     int32_t row_slot, swa_slot, state_slot, draft_slot;
     int32_t kind;             /* DI_STEP_ of the step that wrote this group */
+    const int32_t *blocks;
 
     di_seq *seq;              /* NULL once the row is committed */
     int32_t start, q;         /* positions [start, start + q); an upper bound of start while a step is in flight */
@@ -81,7 +82,7 @@ typedef struct di_staging {
     int32_t *cu_seqlens_q, *cu_seqlens_k, *cu_seqlens_q_incl;
     uint8_t *valid_token_mask;
     int32_t *slot_swa, *state_slot_idx, *swa_slot_idx, *load_swa, *swa_pivots;
-    int32_t *block_tables, *context_lens, *swa_offset_len, *query_indices;
+    int32_t *block_tables, *row_slot_idx, *context_lens, *swa_offset_len, *query_indices;
     int32_t *fresh_ids, *ngram_win;
     di_ratio_staging ratio[4];
     int32_t *selected_rows, *top_k, *sample_pos, *first_row, *row_count, *draft_rows, *draft_write;

@@ -13,7 +13,7 @@ from deepinfer_contracts._compat import ContractInfo
 CONTRACTS: Mapping[str, ContractInfo] = {
     "SchedulerOutputs": ContractInfo(
         name="SchedulerOutputs", version="1.0", struct="di_scheduler_outputs",
-        semantic_hash="3ffa71919a508dd074717e403d27cc5a6017a999d4051fcf4e55e452bfaa064f",
+        semantic_hash="5faa71e65d7e9f0c1a4b2f0c1375915a0058e27db7546f9a0327561d5739c1a3",
         fields=(
         ("struct_size", "u32"),
         ("chain", "u64"),
@@ -110,7 +110,7 @@ CONTRACTS: Mapping[str, ContractInfo] = {
     ),
     "InputMetadata": ContractInfo(
         name="InputMetadata", version="1.0", struct="di_input_metadata",
-        semantic_hash="0b473c8b5810cc6691dbd2836eaaa47ecbb66d3669c86484015fd6c9666c3d9f",
+        semantic_hash="72e5ca85869553b5fc336e142f7bae030a08fd110186d367df2e7f76d2c226f4",
         fields=(
         ("struct_size", "u32"),
         ("chain", "u64"),
@@ -155,7 +155,7 @@ CONTRACTS: Mapping[str, ContractInfo] = {
     ),
     "InputMetadataV41": ContractInfo(
         name="InputMetadataV41", version="1.0", struct="di_input_metadata_v41",
-        semantic_hash="b714b91cb31b996d50f58c798b1b888a09c84095d726a1884027add0a9d52aa0",
+        semantic_hash="eaa877bf43763d55623d40f5e088b6d4e014a9bbdfdba7cebd801a0f5ec1fd30",
         fields=(
         ("struct_size", "u32"),
         ("chain", "u64"),
@@ -212,6 +212,7 @@ CONTRACTS: Mapping[str, ContractInfo] = {
         ("draft_index", "i32[NK, DW]"),
         ("fresh_ids", "i32[N, Q]"),
         ("ngram_win", "i32[N, K + G - 1]"),
+        ("row_slot_idx", "i32[T]"),
         ),
         chain=(
         0xbbbafb7dd6972edf,
@@ -270,11 +271,12 @@ CONTRACTS: Mapping[str, ContractInfo] = {
         0x0c2f3ea89ad95851,
         0x2d4bd5fbd6454641,
         0x99fea38e294cc6d1,
+        0x57b8de8c3df59261,
         ),
     ),
     "SamplerInputs": ContractInfo(
         name="SamplerInputs", version="1.0", struct="di_sampler_inputs",
-        semantic_hash="48843cc9efc91a2a600ec36dd974596aa53d77516eaeb8c2462b1e619790f123",
+        semantic_hash="d30481c89596562343c38645165b1f85e2d9070dc2a4468846d8b6a4064b78bb",
         fields=(
         ("struct_size", "u32"),
         ("chain", "u64"),
@@ -337,7 +339,7 @@ CONTRACTS: Mapping[str, ContractInfo] = {
     ),
     "SamplerOutput": ContractInfo(
         name="SamplerOutput", version="1.0", struct="di_sampler_output",
-        semantic_hash="a33ff2bb0df6a3257126f7d548aff64cb20690c61f8091ac49f16ad8b3e3bdcd",
+        semantic_hash="e842b7f77623c26103a7913fe7cf2399f1ac7a8e84ea3ecae5d4e7a3d5e72383",
         fields=(
         ("struct_size", "u32"),
         ("chain", "u64"),
@@ -400,7 +402,7 @@ CONTRACTS: Mapping[str, ContractInfo] = {
     ),
     "EventBatch": ContractInfo(
         name="EventBatch", version="1.0", struct="di_event_batch",
-        semantic_hash="68abcdbdfad5e0ab46c9cd04dfe68fa384b272a666d90319d66faf09462e3b95",
+        semantic_hash="2e88ca580563f8c3db01ae5ab91db17a4eb508cc58f9bc3da89df62baa04d8e0",
         fields=(
         ("struct_size", "u32"),
         ("chain", "u64"),

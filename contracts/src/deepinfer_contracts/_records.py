@@ -44,6 +44,7 @@ class Limits:
     cp: int = 1  # ranks of the context-parallel group
     replay_mode: int = 0  # ReplayMode: bounded replay of the decoder half
     persistent_tables: int = 0  # 1 if the backend keeps block tables by row slot
+    csr_tables: int = 1  # 1 if each step carries the block tables of all its requests, 0 if only new entries (bt_delta)
 
 
 @define(eq=False)
@@ -75,8 +76,8 @@ class SchedulerOutputs(Record):
     draft_read_slot: Array = None  # i32[N]: draft slot to read, 0 = no drafts yet
     draft_write_slot: Array = None  # i32[N]: draft slot to write, 0 = skip
     swa_valid_start: Array = None  # i32[N]: first position with valid sliding-window history
-    bt_offsets: Array = None  # i32[N + 1]: request i owns bt_ids[bt_offsets[i] .. bt_offsets[i + 1])
-    bt_ids: Array = None  # i32[sum]: block ids in logical order
+    bt_offsets: Array = None  # i32[N + 1], cap:csr_tables: request i owns bt_ids[bt_offsets[i] .. bt_offsets[i + 1])
+    bt_ids: Array = None  # i32[sum], cap:csr_tables: block ids in logical order
     bt_delta: Array = None  # i32[D, 3], cap:persistent_tables: new table entries (row slot, column, block)
     zero_slots: Array = None  # i32[Z, 2]: (pool, slot) to fill with zeros before the forward
     clone_slots: Array = None  # i32[Cs, 3]: (pool, source, destination), after the zero list
@@ -129,8 +130,8 @@ class InputMetadataV41(InputMetadata):
     """What a DeepSeek-V4.1 model reads for one forward: slots, windows and key ranges for each compression ratio."""
 
     CONTRACT: ClassVar[str] = "InputMetadataV41"
-    CHAIN: ClassVar[int] = 0x99fea38e294cc6d1
-    FIELDS: ClassVar[tuple[str, ...]] = ("is_prompt", "num_reqs", "total_q", "input_ids", "positions", "valid_token_mask", "gate_force_random", "ngram_token_ids", "seqlens_q", "seqlens_k", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_incl", "cp_mirror_len", "mirror_index", "mirror_reverse", "positions_c", "slot_main", "slot_swa", "state_slot_idx", "swa_slot_idx", "cu_compressed_q", "load_swa", "total_k_swa", "load_main", "total_k_main", "ks", "ke", "ca_offset_len", "swa_pivots", "block_tables", "context_lens", "klen", "swa_offset_len", "query_indices", "swa_index", "main_index", "main_index_len", "rp_query_index", "rp_cu_q", "rp_positions", "rp_swa_pivots", "rp_ks", "rp_ke", "rp_ca_offset_len", "rp_slot_swa", "rp_total_q", "rp_cp_mirror_len", "rp_cp_contrib_pad", "draft_slot_swa", "draft_index", "fresh_ids", "ngram_win",)
+    CHAIN: ClassVar[int] = 0x57b8de8c3df59261
+    FIELDS: ClassVar[tuple[str, ...]] = ("is_prompt", "num_reqs", "total_q", "input_ids", "positions", "valid_token_mask", "gate_force_random", "ngram_token_ids", "seqlens_q", "seqlens_k", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_incl", "cp_mirror_len", "mirror_index", "mirror_reverse", "positions_c", "slot_main", "slot_swa", "state_slot_idx", "swa_slot_idx", "cu_compressed_q", "load_swa", "total_k_swa", "load_main", "total_k_main", "ks", "ke", "ca_offset_len", "swa_pivots", "block_tables", "context_lens", "klen", "swa_offset_len", "query_indices", "swa_index", "main_index", "main_index_len", "rp_query_index", "rp_cu_q", "rp_positions", "rp_swa_pivots", "rp_ks", "rp_ke", "rp_ca_offset_len", "rp_slot_swa", "rp_total_q", "rp_cp_mirror_len", "rp_cp_contrib_pad", "draft_slot_swa", "draft_index", "fresh_ids", "ngram_win", "row_slot_idx",)
 
     positions_c: dict[int, Array] | None = None  # i32[CQ(r) | T]/ratio: position of each newly produced compressed key; decode: 0 where none
     slot_main: dict[int, Array] | None = None  # i32[CQ(r) | T]/ratio: store slot in MAIN and INDEX, -1 none (also: suppressed by replay)
@@ -169,6 +170,7 @@ class InputMetadataV41(InputMetadata):
     draft_index: Array = None  # i32[NK, DW], decode, optional: drafter's window rows, built on the device
     fresh_ids: Array = None  # i32[N, Q], decode, optional: current token and drafts of each request as far as the host knows them; not read where a row continues a step in flight
     ngram_win: Array = None  # i32[N, K + G - 1], decode, optional: compressed history of G - 1 tokens, then the K drafts of the step before; -1 ends the look-back (start of the text, image)
+    row_slot_idx: Array = None  # i32[T], decode, optional: row of each token's request in the persistent block table that bt_delta keeps; instead of block_tables
 
 
 @define(eq=False)

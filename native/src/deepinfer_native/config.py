@@ -43,6 +43,10 @@ class CoreConfig:
     ``num_state_slots`` slots with the null slot, 0 = the pool is off; ``max_chunk``, ``prefill_sum_k_limit`` and
     ``swa_ring`` tokens, 0 = derived; ``prefill_interval_*`` decode steps; ``ngram_table`` int32 ``[size]``, compressed
     id of each token id, negative for an image sentinel; ``ngram_pad`` a compressed id.
+
+    ``csr_tables``: every step carries the block tables of its requests, and decode inputs ``block_tables``. False: only
+    new entries (``bt_delta``); the backend keeps a table by row slot, and decode inputs carry ``row_slot_idx``. Then no
+    part of a step depends on the length of contexts.
     ``target_itl_ns`` and ``prefill_step_ns`` nanoseconds, used once `Core.set_cost_model` was called (2.8): the time
     between two decode steps, and of a prefill step while nothing decodes; 0 = no bound.
     ``dp_size`` ranks that step together and vote on the kind of each step.
@@ -88,6 +92,7 @@ class CoreConfig:
     stream_ordered_reuse: bool = False
     row_order: Literal["stable", "length_desc"] = "stable"
     zero_swa_on_alloc: bool = False
+    csr_tables: bool = True
     target_itl_ns: int = 0
     prefill_step_ns: int = 0
     cost_feedback: bool = False
@@ -161,6 +166,7 @@ class CoreConfig:
             ngram=self.ngram,
             max_blocks=self.max_blocks,
             persistent_tables=1,
+            csr_tables=int(self.csr_tables),
         )
 
 

@@ -49,6 +49,7 @@ FLAGS = (
     "stop_preempted",
     "stream_ordered_reuse",
     "zero_swa_on_alloc",
+    "csr_tables",
     "cost_feedback",
     "prefix_cache",
 )
