@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from . import against, comparisons, machine, overlap, report
+from . import against, comparisons, machine, overlap, plot, report
 from .cases import Case, decode_cases, other_cases, smoke
 from .measure import measure, run_once
 from .targets import verdicts
@@ -25,6 +25,9 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--steps", type=int, help="steps of a run, instead of each case's own")
     out.add_argument("--runs", type=int, help="runs of a case, instead of each case's own")
     out.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    out.add_argument(
+        "--plot", type=Path, metavar="SVG", help="draw the figures of --json FILE, of an earlier run, and stop"
+    )
     out.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
     out.add_argument("--against", metavar="REV", help="run the same traces on that git revision too, in turns")
     out.add_argument("--max-regression", type=float, metavar="RATIO", help="with --against: exit 1 above it, as 1.15")
@@ -58,6 +61,8 @@ def chosen(options: argparse.Namespace) -> list[Case]:
 def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     cases = chosen(options)
+    if options.plot:
+        return draw(options.json, options.plot)
     if options.list:
         for c in cases:
             print(f"{c.name:16} {c.group}")
@@ -97,6 +102,16 @@ def main(arguments: list[str] | None = None) -> int:
         }
         write(options.json, result)
     return int(options.check and any(v.word == "miss" for v in found))
+
+
+def draw(source: Path | None, target: Path) -> int:
+    if source is None or not source.is_file():
+        raise SystemExit("scheduler.py: --plot needs --json FILE with the figures of an earlier run")
+    try:
+        plot.draw(source, target)
+    except plot.NoMatplotlib as error:
+        raise SystemExit(f"scheduler.py: {error}") from error
+    return 0
 
 
 def work(cases: list[Case], seed: int) -> int:

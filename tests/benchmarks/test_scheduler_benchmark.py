@@ -1,5 +1,6 @@
 """The scheduler benchmark runs, at sizes that take seconds; what it measures is not looked at."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -95,6 +96,24 @@ def test_peer_module_without_the_factory_is_refused_by_name():
     done = run("--smoke", "--peer", "admit", DEEPINFER_PEER_ENGINE="json")
     assert done.returncode == 1
     assert done.stderr == "scheduler.py: DEEPINFER_PEER_ENGINE: json has no deepinfer_peer(settings)\n"
+
+
+def test_plot_draws_the_figures_or_says_what_it_needs(smoke, tmp_path):
+    _, figures = smoke
+    source, target = tmp_path / "figures.json", tmp_path / "figures.svg"
+    source.write_text(json.dumps(figures), encoding="utf-8")
+    done = run("--plot", str(target), "--json", str(source))
+    if importlib.util.find_spec("matplotlib"):
+        assert (done.returncode, target.read_text(encoding="utf-8")[:5]) == (0, "<?xml")
+    else:
+        assert done.returncode == 1
+        assert done.stderr == "scheduler.py: the picture needs matplotlib: pip install matplotlib\n"
+
+
+def test_plot_without_figures_is_refused(tmp_path):
+    done = run("--plot", str(tmp_path / "figures.svg"))
+    assert done.returncode == 1
+    assert done.stderr == "scheduler.py: --plot needs --json FILE with the figures of an earlier run\n"
 
 
 def test_unknown_case_is_refused_by_name():
