@@ -206,6 +206,14 @@ typedef struct di_cost_row {
     int32_t logit_rows;             /* 1 in prefill, q in decode */
 } di_cost_row;
 
+/* How long a decode step took (spec/engine.md 7.2). */
+typedef struct di_timing {
+    int32_t graph;                  /* graph size, one of the curve */
+    int32_t num_reqs;
+    double forward_ms;
+    double sampler_ms;
+} di_timing;
+
 /* Version of the distribution that this library was built from. */
 const char *di_version(void);
 /* The calling thread's last failure, and the names of the record and field that it is about ("" if none). */
@@ -269,3 +277,16 @@ int di_set_cost_model(di_core *core, const di_cost_model *prefill, const di_cost
 /* How long a step took. Corrects the predictions of its kind if the configuration says so. DI_E_ORDER for a step that
  * is not committed, or not among the depth + 1 newest. */
 int di_observe_step(di_core *core, uint64_t step, int64_t measured_ns);
+
+/* The best total of a decode step (7.3): values [n, k] cumulative acceptance of each draft, each row not increasing;
+ * scratch of at least 16 * n * k + 8 bytes, aligned for double. */
+int di_verify_budget(const int32_t *sizes, const double *ms, int n_sizes, double slope, double sampler_ms,
+                     const float *values, int n, int k, void *scratch, uint64_t scratch_bytes, int32_t *total);
+/* lengths[i] = 1 + drafts of row i among the total - n best, ties by row and draft (7.4). */
+int di_verify_distribute(const float *values, int n, int k, int32_t total, int32_t *lengths);
+/* Times of a forward by graph size, ascending and up to max_num_seqs * (K + 1) at least; n = 0: verify everything.
+ * Corrections start again. */
+int di_varlen_curve(di_core *core, const int32_t *sizes, const double *ms, int n);
+int di_varlen_observe(di_core *core, const di_timing *timing);
+/* The device's own lengths of the newest step: they sum to its tokens. Before di_pack_sampler, which follows them. */
+int di_correct(di_core *core, uint64_t step, const int32_t *seqlens_q, int n);

@@ -126,7 +126,11 @@ static int append_tokens(di_core *c, di_step *step, int32_t i, const di_tokens *
     int code = offer(c, s);
     if (code) return code;
     if (reason == DI_FINISH_NONE) {
-        if (c->cfg.num_draft > 0) keep_drafts(c, s, i, t);
+        if (c->cfg.num_draft > 0) {
+            keep_drafts(c, s, i, t);
+            size_t at = (size_t)i * (size_t)c->cfg.num_draft;
+            di_varlen_keep(c, s, t->drafts ? t->drafts + at : NULL, t->confidence ? t->confidence + at : NULL);
+        }
         return 0;
     }
     a->is_plain = 0;

@@ -61,7 +61,7 @@ static int check_ranges(const di_config *k)
     REQUIRE(target_itl_ns, k->target_itl_ns >= 0 && k->target_itl_ns <= MAX_TIME_NS, "0 .. 2**50");
     REQUIRE(prefill_step_ns, k->prefill_step_ns >= 0 && k->prefill_step_ns <= MAX_TIME_NS, "0 .. 2**50");
     REQUIRE(cost_feedback, k->cost_feedback == 0 || k->cost_feedback == 1, "0 or 1");
-    REQUIRE(verify_lengths, k->verify_lengths == 0, "0 (fixed)");
+    REQUIRE(verify_lengths, k->verify_lengths == 0 || k->verify_lengths == 1, "0 (fixed) or 1 (confidence)");
     REQUIRE(prefix_cache, k->prefix_cache == 0 || k->prefix_cache == 1, "0 or 1");
     REQUIRE(replay_len, k->replay_len >= 0 && k->replay_len <= 1 << 28, "0 .. 2**28");
     REQUIRE(replay_keep, k->replay_keep >= 0 && k->replay_keep <= 1 << 28, "0 .. 2**28");

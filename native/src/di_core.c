@@ -168,7 +168,7 @@ static int create(di_core *c, const di_config *config)
     if (!c->ngram_table) return DI_E_CAPACITY;
     if (table) memcpy(c->ngram_table, config->ngram_table, table * sizeof(int32_t));
     di_config_limits(&c->cfg, &c->dim, &c->limits);
-    if (di_check_init(c) || create_pools(c) || create_rings(c)) return DI_E_CAPACITY;
+    if (di_check_init(c) || create_pools(c) || create_rings(c) || di_varlen_create(c)) return DI_E_CAPACITY;
     if (di_table_init(&c->clients.table, &c->arena, c->cfg.max_num_seqs)) return DI_E_CAPACITY;
     int64_t events = (int64_t)c->cfg.max_num_seqs * (c->dim.q + 1) + 64;
     if (di_events_init(&c->events, c->cfg.depth + 1, (int32_t)events, c->cfg.num_draft)) return DI_E_CAPACITY;

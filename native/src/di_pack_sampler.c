@@ -124,6 +124,7 @@ int di_pack_sampler(di_core *c, uint64_t step, di_sampler_inputs *out)
     if (code) return di_core_leave(c, code);
     di_staging *s = di_core_staging(c, step);
     lists l = pack_rows(c, record, s);
+    record->is_sampled = 1;
     publish(c, record, s, &l, out);
     return di_core_leave(c, di_check_sampler(c, record, out));
 }

@@ -200,10 +200,14 @@ int di_policy_decode(di_core *c, di_step *step, di_outputs *o)
     int code = need > 0 ? provide(c, &n, growers, need, o) : 0;
     if (code) return code;
     if (c->cfg.row_order == 1) sort_by_length(c->candidates, n);
+    const int32_t *lengths = NULL;
+    code = di_varlen_lengths(c, n, &lengths);
+    if (code) return code;
     for (int32_t i = 0; i < n; i++) {
         di_seq *s = c->candidates[i];
         s->holds = 0;
-        di_policy_add_row(c, step, s, s->cached + (int32_t)s->inflight * c->dim.q, c->dim.q, 0);
+        int32_t q = lengths ? lengths[i] : c->dim.q;
+        di_policy_add_row(c, step, s, s->cached + (int32_t)s->inflight * c->dim.q, q, 0);
     }
     if (n > 0) {
         c->count.holds += (uint64_t)o->n_held;

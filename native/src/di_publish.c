@@ -43,6 +43,10 @@ static int take_arrays(di_core *c, di_outputs *o)
     TAKE(ignored_uid, n);
     TAKE(held_uid, n);
     TAKE(preempted_uid, n);
+    if (c->cfg.verify_lengths) {
+        TAKE(corrected_q, n);
+        TAKE(corrected_k, n);
+    }
 #undef TAKE
     return ok ? 0 : DI_E_CAPACITY;
 }
@@ -94,11 +98,14 @@ void di_publish_begin(di_core *c, di_step *step, di_outputs *o, int32_t kind)
     step->id = c->launched + 1;
     step->kind = kind;
     step->n = step->t = step->n_identity = step->n_placed = 0;
+    step->is_sampled = 0;
     step->sum_qk = 0;
     step->flags = 0;
     step->min_k = step->max_k = 0;
     step->out = o;
     step->rows = o->rows;
+    o->record.seqlens_q.data = o->seqlens_q;
+    o->record.seqlens_k.data = o->seqlens_k;
     o->n_delta = o->n_zero = o->n_finished = o->n_ignored = o->n_held = o->n_preempted = 0;
 }
 

@@ -18,6 +18,7 @@
 #include "di_prefix.h"
 #include "di_queue.h"
 #include "di_seq.h"
+#include "di_varlen.h"
 
 /* One row of a launched step: what pack and commit need when the request may have moved on. The first group stays as it
  * is while the same request keeps the same row from one use of the ring slot to the next. */
@@ -46,6 +47,7 @@ typedef struct di_step {
     int32_t kind;             /* DI_STEP_ */
     int32_t n, t;
     int32_t is_open;          /* launched, not committed */
+    int32_t is_sampled;       /* its sampler inputs were packed: its lengths are final */
     di_row *rows;             /* [max_num_seqs]; those of out */
     struct di_outputs *out;   /* as published; lives as long as the step */
     int64_t sum_qk;
@@ -62,6 +64,7 @@ typedef struct di_outputs {
     uint64_t *seq_uid;
     uint32_t *generation;
     int32_t *row_slot, *seqlens_q, *seqlens_k, *cached, *full_len, *remap;
+    int32_t *corrected_q, *corrected_k;           /* di_correct's, where lengths vary */
     int32_t *state_slot, *swa_slot, *draft_read_slot, *draft_write_slot, *swa_valid_start;
     int32_t *bt_offsets, *bt_ids, *bt_delta, *zero_slots;
     int32_t *hit_tokens, *replayed_tokens;
@@ -132,6 +135,7 @@ struct di_core {
     di_events events;
     di_counters count;
     di_cost cost;             /* time budget of prefill steps */
+    di_varlen varlen;         /* verification lengths of decode steps */
 };
 
 /* Take the gate. 0, or DI_E_BUSY, or DI_E_INTERNAL when the core is poisoned. */

@@ -16,6 +16,7 @@ from deepinfer_native.library import check, ffi, lib
 
 INPUTS = ("InputMetadata", "InputMetadataV41")
 ROW_ORDERS = ("stable", "length_desc")
+VERIFY_LENGTHS = ("fixed", "confidence")
 TABLE_ALIGN = 64
 
 
@@ -48,7 +49,8 @@ class CoreConfig:
     new entries (``bt_delta``); the backend keeps a table by row slot, and decode inputs carry ``row_slot_idx``. Then no
     part of a step depends on the length of contexts.
     ``target_itl_ns`` and ``prefill_step_ns`` nanoseconds, used once `Core.set_cost_model` was called (2.8): the time
-    between two decode steps, and of a prefill step while nothing decodes; 0 = no bound.
+    between two decode steps, and of a prefill step while nothing decodes; 0 = no bound. ``verify_lengths``: how many
+    drafts a decode step verifies, all of them or as many as pay by their confidence (7; `Core.set_verify_curve`).
     ``dp_size`` ranks that step together and vote on the kind of each step.
 
     ``prefix_cache``: requests reuse the blocks of an equal prefix; the last ``replay_len`` tokens of it run again
@@ -96,6 +98,7 @@ class CoreConfig:
     target_itl_ns: int = 0
     prefill_step_ns: int = 0
     cost_feedback: bool = False
+    verify_lengths: Literal["fixed", "confidence"] = "fixed"
     dp_size: int = 1
     prefix_cache: bool = False
     prefix_key: bytes | None = field(default=None, repr=False)
@@ -176,7 +179,7 @@ def to_c(config: CoreConfig) -> tuple[Any, list[Any]]:
     keep: list[Any] = [out]
     out.struct_size = ffi.sizeof("di_config")
     special = {"ratios_sparse", "ratios_dense", "ngram_table", "inputs", "validation", "row_order", "engine_type"}
-    special |= {"prefix_key"}
+    special |= {"prefix_key", "verify_lengths"}
     for a in fields(CoreConfig):
         if a.name not in special:
             value = getattr(config, a.name)
@@ -189,6 +192,7 @@ def to_c(config: CoreConfig) -> tuple[Any, list[Any]]:
     out.inputs = INPUTS.index(config.inputs)
     out.validation = int(Level[config.validation.upper()])
     out.row_order = ROW_ORDERS.index(config.row_order)
+    out.verify_lengths = VERIFY_LENGTHS.index(config.verify_lengths)
     out.engine_type = int(config.engine_type)
     ffi.memmove(out.prefix_key, os.urandom(16) if config.prefix_key is None else config.prefix_key, 16)
     if config.ngram_table is not None:

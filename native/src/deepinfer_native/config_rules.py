@@ -87,6 +87,7 @@ def _check_choices(c: CoreConfig) -> None:
     for name, choices in (
         ("inputs", ("InputMetadata", "InputMetadataV41")),
         ("row_order", ("stable", "length_desc")),
+        ("verify_lengths", ("fixed", "confidence")),
         ("validation", tuple(level.name.lower() for level in Level)),
     ):
         if getattr(c, name) not in choices:

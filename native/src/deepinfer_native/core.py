@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from attrs import frozen
 
 from deepinfer_contracts import (
@@ -28,6 +30,7 @@ from deepinfer_native.library import call, check, ffi, lib
 from deepinfer_native.request import Ids, RequestWriter
 from deepinfer_native.sampler_output import OutputWriter
 from deepinfer_native.stats import CoreStats, from_c
+from deepinfer_native.verify import curve_to_c
 from deepinfer_native.views import RecordReader
 
 
@@ -285,6 +288,43 @@ class Core:
         """
         value = ffi.NULL if salt is None else ffi.new("uint64_t *", salt)
         check(lib.di_reset_prefix_cache(self._core, value))
+
+    # --- verification lengths ----------------------------------------------------------------------------------
+
+    def set_verify_curve(self, sizes: Sequence[int], ms: Sequence[float]) -> None:
+        """Times of a decode forward by graph size, for ``verify_lengths="confidence"`` (``spec/engine.md`` 7.1).
+
+        ``sizes``: tokens, ascending, the last at least ``max_num_seqs * (num_draft + 1)``; ``ms``: above 0. Empty: no
+        curve, so that every draft is verified, as before the first call. Corrections start again. Raises ArgumentError.
+        """
+        c_sizes, c_ms = curve_to_c(sizes, ms)
+        call(lib.di_varlen_curve, self._core, c_sizes, c_ms, len(sizes))
+
+    def observe_verify(self, graph: int, num_reqs: int, forward_ms: float, sampler_ms: float) -> None:
+        """How long a decode step took: corrects the curve by medians (7.2). ``graph``: its graph size, of the curve."""
+        timing = ffi.new("di_timing *")
+        try:
+            timing.graph, timing.num_reqs, timing.forward_ms, timing.sampler_ms = (
+                graph,
+                num_reqs,
+                forward_ms,
+                sampler_ms,
+            )
+        except (TypeError, OverflowError) as error:
+            raise ArgumentError(f"an argument does not fit: {error}", field="timing") from error
+        call(lib.di_varlen_observe, self._core, timing)
+
+    def correct(self, step_id: int, seqlens_q: npt.ArrayLike) -> None:
+        """Replace the lengths of the newest decode step by the device's (7.4).
+
+        ``seqlens_q``: int32 ``[N]``, each 1 .. ``num_draft + 1``, in sum the step's tokens. After `pack` and the commit
+        of the step before, and before `pack_sampler`, which follows them, as commit does. The arrays of the published
+        record stay as they are. Raises ArgumentError or OrderError, and changes nothing then.
+        """
+        lengths = np.ascontiguousarray(seqlens_q)
+        if lengths.dtype != np.int32 or lengths.ndim != 1:
+            raise ArgumentError(f"int32 [N] is needed, got {lengths.dtype} {list(lengths.shape)}", field="seqlens_q")
+        call(lib.di_correct, self._core, step_id, ffi.from_buffer("int32_t[]", lengths), len(lengths))
 
     # --- looking inside ----------------------------------------------------------------------------------------
 

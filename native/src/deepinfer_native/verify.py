@@ -1,0 +1,68 @@
+"""How many drafts to verify, and whose: the core's decision as pure functions (``spec/engine.md`` 7.3, 7.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deepinfer_native.errors import ArgumentError
+from deepinfer_native.library import call, ffi, lib
+
+Values = npt.NDArray[np.float32]
+
+
+def cumulative(confidence: npt.ArrayLike) -> Values:
+    """Conditional acceptance ``[N, K]`` -> cumulative, float32, from the left; what is no number counts 0."""
+    c = np.array(confidence, dtype=np.float32, ndmin=2)
+    c = np.where(c > 0, np.minimum(c, np.float32(1)), np.float32(0)).astype(np.float32)
+    return np.cumprod(c, axis=1, dtype=np.float32)
+
+
+def verify_total(
+    values: npt.ArrayLike, sizes: Sequence[int], ms: Sequence[float], *, slope: float = 0.0, sampler_ms: float = 0.0
+) -> int:
+    """Tokens of a decode step, in ``[N, N * (K + 1)]``, with the most expected tokens per time.
+
+    ``values``: float32 ``[N, K]`` in 0 .. 1, rows not increasing (`cumulative`). ``sizes``, ``ms``: graph sizes,
+    ascending, and the time of a forward in each; ``slope`` ms for each token of the graph; ``sampler_ms`` beside it.
+    Raises ArgumentError naming the argument.
+    """
+    listed, n, k = _values(values)
+    scratch = ffi.new("double[]", 2 * n * k + 1)
+    total = ffi.new("int32_t *")
+    c_sizes, c_ms = curve_to_c(sizes, ms)
+    size = ffi.sizeof("double") * (2 * n * k + 1)
+    call(lib.di_verify_budget, c_sizes, c_ms, len(sizes), slope, sampler_ms, listed, n, k, scratch, size, total)
+    return int(total[0])
+
+
+def verify_lengths(values: npt.ArrayLike, total: int) -> npt.NDArray[np.int32]:
+    """Rows of each request, int32 ``[N]``: 1 and one for each of its values among the ``total - N`` largest.
+
+    Ties go to the smaller request row, then to the earlier draft. Raises ArgumentError naming the argument.
+    """
+    listed, n, k = _values(values)
+    lengths = np.empty(n, np.int32)
+    call(lib.di_verify_distribute, listed, n, k, total, ffi.from_buffer("int32_t[]", lengths))
+    return lengths
+
+
+def curve_to_c(sizes: Sequence[int], ms: Sequence[float]) -> tuple[Any, Any]:
+    """(``int32_t[]``, ``double[]``) of equal length."""
+    if len(sizes) != len(ms):
+        raise ArgumentError(f"{len(ms)} times for {len(sizes)} graph sizes", field="ms")
+    try:
+        return ffi.new("int32_t[]", [int(s) for s in sizes]), ffi.new("double[]", [float(x) for x in ms])
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ArgumentError(f"a curve does not fit: {error}", field="sizes") from error
+
+
+def _values(values: npt.ArrayLike) -> tuple[Any, int, int]:
+    listed = np.ascontiguousarray(values, dtype=np.float32)
+    if listed.ndim != 2 or not listed.size:
+        raise ArgumentError(f"an array [N, K] is needed, got {list(listed.shape)}", field="values")
+    n, k = listed.shape
+    return ffi.from_buffer("float[]", listed), n, k

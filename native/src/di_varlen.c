@@ -1,0 +1,188 @@
+#include "di_varlen.h"
+
+#include <string.h>
+
+#include "di_state.h"
+#include "di_verify.h"
+
+enum { NEWEST = 1, BEFORE = 2, FLIP = 4, NONE = 8 };
+
+int di_varlen_create(di_core *c)
+{
+    di_varlen *v = &c->varlen;
+    v->is_on = c->cfg.verify_lengths == 1 && c->cfg.num_draft > 0;
+    if (!v->is_on) return 0;
+    size_t n = (size_t)c->cfg.max_num_seqs, k = (size_t)c->cfg.num_draft;
+    int ok = 1;
+#define TAKE(name, count) ok = ok && (v->name = di_arena_take(&c->arena, (count), sizeof *v->name)) != NULL
+    TAKE(sizes, DI_MAX_GRAPH_SIZES);
+    TAKE(ms, DI_MAX_GRAPH_SIZES);
+    TAKE(owner, n + 1);
+    TAKE(generation, n + 1);
+    TAKE(rounds, n + 1);
+    TAKE(values, (n + 1) * 2 * k);
+    TAKE(budget, n * k);
+    TAKE(share, n * k);
+    TAKE(lengths, n);
+    TAKE(timed_size, DI_TIMING_WINDOW);
+    TAKE(timed, DI_TIMING_WINDOW);
+    TAKE(count, DI_MAX_GRAPH_SIZES);
+    TAKE(median, DI_MAX_GRAPH_SIZES);
+    TAKE(sorting, DI_TIMING_WINDOW);
+    TAKE(sampler, n + 1);
+#undef TAKE
+    v->scratch = di_arena_take(&c->arena, di_verify_scratch_bytes((int32_t)n, (int32_t)k), 1);
+    return ok && v->scratch ? 0 : DI_E_CAPACITY;
+}
+
+static float *round_of(const di_core *c, int32_t slot, int is_second)
+{
+    size_t k = (size_t)c->cfg.num_draft;
+    return c->varlen.values + ((size_t)slot * 2 + (is_second ? 1 : 0)) * k;
+}
+
+static int is_known(const di_varlen *v, const di_seq *s)
+{
+    return v->owner[s->row_slot] == s->uid && v->generation[s->row_slot] == s->generation;
+}
+
+void di_varlen_keep(di_core *c, const di_seq *s, const int32_t *drafts, const float *confidence)
+{
+    di_varlen *v = &c->varlen;
+    if (!v->is_on) return;
+    int32_t slot = s->row_slot;
+    uint8_t old = is_known(v, s) ? v->rounds[slot] : 0;
+    v->owner[slot] = s->uid;
+    v->generation[slot] = s->generation;
+    v->rounds[slot] = (uint8_t)((~old & FLIP) | (old & NEWEST ? BEFORE : 0) | (drafts ? NEWEST : 0) |
+                                (!drafts || drafts[0] < 0 ? NONE : 0));
+    if (!drafts) return;
+    float *to = round_of(c, slot, v->rounds[slot] & FLIP), all = 1;
+    for (int32_t j = 0; j < c->cfg.num_draft; j++) {
+        float x = drafts[j] < 0 ? 0 : confidence ? confidence[j] : 1;
+        all *= x > 0 ? (x < 1 ? x : 1) : 0;     /* NaN counts as 0 */
+        to[j] = all;
+    }
+}
+
+static void put(float *to, int32_t k, const float *from, float otherwise)
+{
+    for (int32_t j = 0; j < k; j++) to[j] = from ? from[j] : otherwise;
+}
+
+/* Both lists of the step's candidates (7.3). */
+static int gather(di_core *c, int32_t n)
+{
+    di_varlen *v = &c->varlen;
+    int32_t k = c->cfg.num_draft, has_mapped = 0;
+    for (int32_t i = 0; i < n; i++) {
+        if (c->candidates[i]->inflight > 1)
+            return di_fail(DI_E_INTERNAL, "", "inflight", "request %llu: %d rounds are unknown",
+                           (unsigned long long)c->candidates[i]->uid, c->candidates[i]->inflight);
+        has_mapped |= c->candidates[i]->inflight;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        const di_seq *s = c->candidates[i];
+        uint8_t rounds = is_known(v, s) ? v->rounds[s->row_slot] : 0;
+        const float *newest = rounds & NEWEST ? round_of(c, s->row_slot, rounds & FLIP) : NULL;
+        const float *before = rounds & BEFORE ? round_of(c, s->row_slot, !(rounds & FLIP)) : NULL;
+        float *budget = v->budget + (size_t)i * (size_t)k, *share = v->share + (size_t)i * (size_t)k;
+        /* The device knows nothing of a row that was not in the step before, and verifies none of its drafts. */
+        int is_blind = has_mapped && s->inflight == 0;
+        int has_none = s->inflight == 0 && (!s->has_drafts || rounds & NONE);
+        float otherwise = is_blind || has_none ? 0 : 1;
+        if (s->inflight > 0) before = newest;
+        if (otherwise <= 0) newest = before = NULL;
+        put(share, k, newest, otherwise);
+        put(budget, k, before, otherwise);
+    }
+    return 0;
+}
+
+int di_varlen_lengths(di_core *c, int32_t n, const int32_t **lengths)
+{
+    di_varlen *v = &c->varlen;
+    *lengths = NULL;
+    if (!v->is_on || v->n_sizes == 0 || n == 0) return 0;
+    int code = gather(c, n);
+    if (code) return code;
+    di_verify_curve curve = {.sizes = v->sizes, .ms = v->ms, .n_sizes = v->n_sizes, .slope = v->slope,
+                             .sampler_ms = di_varlen_sampler_ms(v, n)};
+    int32_t total = di_verify_total(&curve, v->budget, n, c->cfg.num_draft, v->scratch);
+    di_verify_share(v->share, n, c->cfg.num_draft, total, v->lengths);
+    *lengths = v->lengths;
+    return 0;
+}
+
+int di_varlen_curve(di_core *c, const int32_t *sizes, const double *ms, int n)
+{
+    int code = di_core_enter(c);
+    if (code) return code;
+    di_varlen *v = &c->varlen;
+    if (!v->is_on)
+        code = di_fail(DI_E_ARG, "", "verify_lengths", "needs confidence and drafts; this core verifies fixed lengths");
+    else if (n > DI_MAX_GRAPH_SIZES)
+        code = di_fail(DI_E_ARG, "", "sizes", "%d graph sizes, at most %d", n, DI_MAX_GRAPH_SIZES);
+    else if (n != 0)
+        code = di_verify_check_curve(sizes, ms, n, (int64_t)c->cfg.max_num_seqs * c->dim.q);
+    if (!code) {
+        v->n_sizes = n;
+        if (n) memcpy(v->sizes, sizes, (size_t)n * sizeof *sizes);
+        if (n) memcpy(v->ms, ms, (size_t)n * sizeof *ms);
+        di_varlen_forget(c);
+    }
+    return di_core_leave(c, code);
+}
+
+/* The lengths are kept beside the published ones, which a reader may still look at. */
+static void set_lengths(di_step *step, const int32_t *seqlens_q)
+{
+    di_outputs *o = step->out;
+    int32_t first = 0;
+    for (int32_t i = 0; i < step->n; i++) {
+        di_row *r = &step->rows[i];
+        r->q = o->corrected_q[i] = seqlens_q[i];
+        r->first = first;
+        o->corrected_k[i] = r->start + r->q;
+        first += r->q;
+    }
+    o->record.seqlens_q.data = o->corrected_q;
+    o->record.seqlens_k.data = o->corrected_k;
+}
+
+static int check_lengths(const di_core *c, const di_step *step, const int32_t *seqlens_q, int n)
+{
+    if (step->kind != DI_STEP_DECODE)
+        return di_fail(DI_E_ORDER, "", "step_id", "step %llu decodes nothing", (unsigned long long)step->id);
+    if (step->is_sampled)
+        return di_fail(DI_E_ORDER, "", "step_id", "sampler inputs of step %llu are packed",
+                       (unsigned long long)step->id);
+    if (!seqlens_q || n != step->n)
+        return di_fail(DI_E_ARG, "", "seqlens_q", "%d lengths, step %llu has %d requests", n,
+                       (unsigned long long)step->id, step->n);
+    int64_t sum = 0;
+    for (int32_t i = 0; i < n; i++) {
+        if (seqlens_q[i] < 1 || seqlens_q[i] > c->dim.q)
+            return di_fail(DI_E_ARG, "", "seqlens_q", "row %d is %d, the bound is 1 .. %d", i, seqlens_q[i], c->dim.q);
+        sum += seqlens_q[i];
+    }
+    if (sum != step->t)
+        return di_fail(DI_E_ARG, "", "seqlens_q", "sum to %lld, step %llu has %d tokens", (long long)sum,
+                       (unsigned long long)step->id, step->t);
+    return 0;
+}
+
+int di_correct(di_core *c, uint64_t id, const int32_t *seqlens_q, int n)
+{
+    int code = di_core_enter(c);
+    if (code) return code;
+    di_step *step = di_core_step(c, id);
+    if (!c->varlen.is_on)
+        code = di_fail(DI_E_ARG, "", "verify_lengths", "needs confidence and drafts; this core verifies fixed lengths");
+    else if (id != c->launched || step->id != id || !step->is_open)
+        code = di_fail(DI_E_ORDER, "", "step_id", "step %llu is not the newest uncommitted one (%llu)",
+                       (unsigned long long)id, (unsigned long long)c->launched);
+    if (!code) code = check_lengths(c, step, seqlens_q, n);
+    if (!code) set_lengths(step, seqlens_q);
+    return di_core_leave(c, code);
+}
