@@ -152,9 +152,11 @@ int di_cost_chunk(const di_cost_model *model, const di_cost_row *rows, int n, co
     return code;
 }
 
+/* A request that is not admitted yet begins where its prefix hit does, and its window there too. */
 static di_cost_row prefill_row(const di_seq *s, int32_t start, int32_t q)
 {
-    return (di_cost_row){.start = start, .q = q, .full_len = s->len, .logit_rows = 1};
+    return (di_cost_row){.start = start, .q = q, .full_len = s->len, .logit_rows = 1,
+                         .valid_start = s->row_slot ? s->swa_valid_start : start};
 }
 
 static di_cost_row decode_row(int32_t start, int32_t q)

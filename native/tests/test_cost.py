@@ -161,8 +161,10 @@ def rows_of(o, kind):
     """The cost rows of a record."""
     is_prefill = kind == StepKind.PREFILL
     return [
-        CostRow(k - q, q, full if is_prefill else k, 0, 1 if is_prefill else q)
-        for q, k, full in zip(o.seqlens_q.tolist(), o.seqlens_k.tolist(), o.full_len.tolist(), strict=True)
+        CostRow(k - q, q, full if is_prefill else k, valid, 1 if is_prefill else q)
+        for q, k, full, valid in zip(
+            o.seqlens_q.tolist(), o.seqlens_k.tolist(), o.full_len.tolist(), o.swa_valid_start.tolist(), strict=True
+        )
     ]
 
 
@@ -215,6 +217,26 @@ def test_chunks_with_any_budget_stay_within_it_or_are_the_smallest(itl, step_ns,
     driver.run()
     driver.require_expected()
     assert driver.core.stats().budget_overruns == overruns
+
+
+def test_chunks_behind_a_prefix_hit_cost_their_own_window():
+    driver = budgeted(prefix_cache=True, prefill_step_ns=4_000)
+    model = CostModel(base_ns=1000, row_ns=100, attention=[AttentionKind(1, 8, True, pair_ns=9)])
+    driver.core.set_cost_model(model, decode=DECODE)
+    prompt = [i % 60 for i in range(60)]
+    driver.submit(prompt, max_tokens=1)
+    driver.run()
+    driver.submit([*prompt, *range(1, 50)], max_tokens=1)
+    starts = []
+    while driver.core.unfinished:
+        o = driver.step()
+        if o.num_reqs and o.kind == StepKind.PREFILL:
+            starts += o.swa_valid_start.tolist()
+            rows = rows_of(o, StepKind.PREFILL)
+            require(o.predicted_ns == reference.predict_ns(model, rows), "predicted", o.predicted_ns)
+            require(o.predicted_ns <= 4_000, "over the budget")
+    assert len(starts) > 1
+    assert min(starts) > 0
 
 
 def test_whole_prompts_that_do_not_fit_the_budget_run_alone_without_chunked_prefill():

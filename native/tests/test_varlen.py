@@ -1,8 +1,6 @@
 """Variable verification lengths in the core: decisions, corrections of the device, and the same tokens for any lengths
 (``spec/engine.md`` 7, invariants 32 to 35)."""
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -52,14 +50,7 @@ def test_tokens_do_not_depend_on_arbitrary_corrections(data, depth, pressure):
         for i in data.draw(st.permutations(range(o.num_reqs))):
             lengths[i] += min(K, spare)
             spare -= min(K, spare)
-        driver.core.correct(o.step_id, lengths)
-        step, kind, rows = driver.open[-1]
-        first = [0, *itertools.accumulate(lengths.tolist())]
-        driver.open[-1] = (
-            step,
-            kind,
-            [(r[0], r[1], int(q), r[3], f, r[5]) for r, q, f in zip(rows, lengths, first, strict=False)],
-        )
+        driver.put_lengths(o, lengths)
 
     driver.correct = correct
     driver.run(check=True)

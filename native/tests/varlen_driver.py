@@ -39,7 +39,7 @@ def confidences_of(uid, length, how):
 
 
 class VarlenDriver(Driver):
-    """``how``: confidences; ``lengths``: ``core`` (as decided), ``device`` or a function of (record) -> lengths."""
+    """``how``: which confidences the drafter has; ``device``: whether it shares the rows out itself."""
 
     def __init__(self, config, how="random", good_drafts=2, device=True, curve=(SIZES, MS)):
         super().__init__(config, good_drafts)
@@ -87,6 +87,10 @@ class VarlenDriver(Driver):
             if row >= 0:
                 known[i] = self.last_confidence[row]
         lengths = np.array(reference.lengths(cumulative(known), int(o.num_batched_tokens)), np.int32)
+        self.put_lengths(o, lengths)
+
+    def put_lengths(self, o, lengths):
+        """The device ran the step with these lengths."""
         published = o.seqlens_q.copy()
         self.core.correct(o.step_id, lengths)
         require((o.seqlens_q == published).all(), "the published lengths changed")
@@ -94,6 +98,8 @@ class VarlenDriver(Driver):
         first = np.concatenate([[0], np.cumsum(lengths)]).tolist()
         corrected = [(r[0], r[1], q, r[3], f, r[5]) for r, q, f in zip(rows, lengths.tolist(), first, strict=False)]
         self.open[-1] = (step, kind, corrected)
+        for row, q in zip(self.device.unread[step].rows, lengths.tolist(), strict=True):
+            row.q = q
 
     def step(self):
         o = self.schedule()
