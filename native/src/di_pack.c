@@ -29,7 +29,7 @@ static int create_v41(di_core *c, di_staging *s, size_t n, size_t t, size_t deco
         TAKE(ratio[i].positions_c, t + n);
         TAKE(ratio[i].slot_main, t + n);
         TAKE(ratio[i].cu_compressed_q, n + 1);
-        TAKE(ratio[i].load_main, 4 * ((size_t)c->cfg.num_blocks + n));
+        TAKE(ratio[i].load_main, 4 * (di_core_step_blocks(c) + n));
         TAKE(ratio[i].ks, t);
         TAKE(ratio[i].ke, t);
         TAKE(ratio[i].ca_offset_len, 2 * t);

@@ -10,7 +10,7 @@
 
 static int take_arrays(di_core *c, di_outputs *o)
 {
-    size_t n = (size_t)c->cfg.max_num_seqs, blocks = (size_t)c->cfg.num_blocks;
+    size_t n = (size_t)c->cfg.max_num_seqs, blocks = di_core_step_blocks(c);
     int ok = 1;
 #define TAKE(name, count) ok = ok && (o->name = di_arena_take(&c->arena, (count), sizeof *o->name)) != NULL
     TAKE(rows, n);

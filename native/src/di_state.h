@@ -175,5 +175,11 @@ static inline di_staging *di_core_staging(di_core *c, uint64_t id)
     return &c->staging[id % (uint64_t)(c->cfg.depth + 1)];
 }
 static inline int32_t di_ceil_div(int32_t a, int32_t b) { return (int32_t)(((int64_t)a + b - 1) / b); }
+/* Entries of the tables of a whole step at most. Requests share blocks, so they may be more than the pool has. */
+static inline size_t di_core_step_blocks(const di_core *c)
+{
+    int32_t one = di_ceil_div(c->dim.max_pos, c->cfg.block_size) + 1;
+    return (size_t)c->cfg.max_num_seqs * (size_t)(one < c->cfg.num_blocks ? one : c->cfg.num_blocks);
+}
 
 #endif

@@ -417,3 +417,19 @@ def test_shortest_prompt_that_can_hit_is_not_refused():
         driver.submit(prompt_of(13), max_tokens=1, stop=())
         driver.run()
     assert driver.core.stats().prefix_hit_tokens == 4
+
+
+def test_tables_of_a_step_may_be_longer_than_the_pool():
+    driver = Driver(prefix_config(num_blocks=24, max_num_seqs=16, num_swa_slots=18, num_state_slots=18))
+    driver.submit(prompt_of(40), max_tokens=1, stop=())
+    driver.run()
+    for seed in range(12):
+        driver.submit(prompt_of(40) + [seed], max_tokens=3, stop=())
+    longest = 0
+    while driver.core.unfinished:
+        o = driver.step()
+        tables = [o.bt_ids[a:b].tolist() for a, b in zip(o.bt_offsets[:-1], o.bt_offsets[1:], strict=True)]
+        longest = max(longest, sum(map(len, tables)))
+        require(all(table[:10] == tables[0][:10] for table in tables), "the prefix is shared")
+    require(longest > 5 * 23, "the step is large enough to tell")
+    driver.require_expected()
