@@ -59,7 +59,7 @@ def middle(values: list[Any]) -> Any:
 def run_once(case: Case, seed: int) -> dict[str, Any]:
     """Warm-up, then ``steps`` engine calls with the clock running."""
     with Core(case.config()) as core:
-        pipeline = Pipeline(core, Answers(VOCAB, case.draft, case.accepted, case.varlen))
+        pipeline = Pipeline(core, Answers(VOCAB, case.draft, case.accepted, case.varlen), case.varlen)
         if case.varlen:
             set_curve(core, case)
         work = Workload(case, pipeline, seed)

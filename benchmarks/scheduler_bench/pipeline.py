@@ -3,7 +3,7 @@
     schedule n | pack n | commit n-1 | emit n-1 | done n-1 | pack_sampler n           a decode step
     schedule n | pack n | those of n-1 | pack_sampler n | commit n, emit n, done n    a prefill step, committed in place
 
-``emit`` reads the arrays of the event batch that the engine reads. The device's answer is made after the last stamp.
+With variable lengths the device's own come before ``pack_sampler``, and count there. ``emit`` reads the arrays of the event batch that the engine reads. The device's answer is made after the last stamp.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ class Retired(NamedTuple):
 class Pipeline:
     """One core and a device that answers at once."""
 
-    def __init__(self, core: Core, answers: Answers) -> None:
+    def __init__(self, core: Core, answers: Answers, corrects: bool = False) -> None:
         self.core = core
+        self._corrects = corrects
         self._answers = answers
         self._open: tuple[int, Any] | None = None
         self.ended: list[int] = []  # uids whose last event was emitted; the caller empties it
@@ -65,7 +66,10 @@ class Pipeline:
         core.pack(o.step_id)
         packed = now()
         earlier = self._retire()
+        lengths = o.seqlens_q.copy() if self._corrects and o.kind == StepKind.DECODE else None
         restarted = now()
+        if lengths is not None:
+            core.correct(o.step_id, lengths)
         core.pack_sampler(o.step_id)
         sampled = now()
         self._open = (o.step_id, self._answers.answer(o))

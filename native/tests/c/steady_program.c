@@ -10,6 +10,7 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "di_core.h"
@@ -67,9 +68,9 @@ typedef struct engine {
     di_core *core;
     int k, depth;
     int n_open;
-    struct { uint64_t id; int n, t, kind; } open[2];
+    struct { uint64_t id; int n, kind; int32_t q[SEQS]; } open[2];
     int32_t sampled[SEQS], draft[SEQS * MAX_K], verified[SEQS * (MAX_K + 1)], accepted[SEQS];
-    float logprob[SEQS];
+    float logprob[SEQS], confidence[SEQS * MAX_K];
     int8_t status[SEQS];
 } engine;
 
@@ -82,20 +83,22 @@ static di_view view(void *data, int32_t dtype, int64_t n, int64_t width)
 /* Every second draft of a row is right. */
 static void answer(engine *e, int n, int kind, di_sampler_output *out)
 {
-    int q = e->k + 1;
     *out = (di_sampler_output){.struct_size = sizeof *out, .chain = DI_HASH_SAMPLER_OUTPUT};
     out->sampled_ids = view(e->sampled, DI_DTYPE_I32, n, 0);
     out->sampled_logprob = view(e->logprob, DI_DTYPE_F32, n, 0);
     out->row_status = view(e->status, DI_DTYPE_I8, n, 0);
     if (e->k == 0) return;
     out->draft_ids = view(e->draft, DI_DTYPE_I32, n, e->k);
+    out->confidence = view(e->confidence, DI_DTYPE_F32, n, e->k);
     if (kind != DI_STEP_DECODE) return;
+    int t = 0;
     for (int i = 0; i < n; i++) {
-        e->accepted[i] = (i + 1) % (e->k + 1);
-        for (int j = 0; j < q; j++) e->verified[i * q + j] = j < e->accepted[i] ? 3 + j : -1;
+        int q = e->open[0].q[i];
+        e->accepted[i] = (i + 1) % q;
+        for (int j = 0; j < q; j++) e->verified[t++] = j < e->accepted[i] ? 3 + j : -1;
     }
     out->accepted = view(e->accepted, DI_DTYPE_I32, n, 0);
-    out->verified_ids = view(e->verified, DI_DTYPE_I32, (int64_t)n * q, 0);
+    out->verified_ids = view(e->verified, DI_DTYPE_I32, t, 0);
 }
 
 static int retire(engine *e)
@@ -125,6 +128,8 @@ static int step(engine *e)
     if (!code && o.num_reqs == 0 && mode == DI_MODE_TRY_PREFILL) code = di_schedule(e->core, DI_MODE_DECODE, &o);
     if (code) return code;
     int n = o.num_reqs, kind = o.kind;
+    int32_t q[SEQS] = {0};
+    if (n > 0) memcpy(q, o.seqlens_q.data, (size_t)n * sizeof *q);
     if (n > 0) code = di_pack(e->core, o.step_id, &m.base);
     while (!code && e->n_open > 0 && (n == 0 || e->n_open + 1 >= e->depth)) code = retire(e);
     if (!code && n == 0) code = di_poll_events(e->core, &events);
@@ -132,6 +137,7 @@ static int step(engine *e)
     code = di_pack_sampler(e->core, o.step_id, &s);
     e->open[e->n_open].id = o.step_id;
     e->open[e->n_open].n = n;
+    memcpy(e->open[e->n_open].q, q, sizeof q);
     e->open[e->n_open++].kind = kind;
     while (!code && e->n_open > 0 && (kind == DI_STEP_PREFILL || e->depth == 1)) code = retire(e);
     return code ? code : n;
@@ -142,7 +148,8 @@ static int submit(engine *e, int prompt_len, int max_tokens, uint64_t *uid)
     int32_t prompt[64], eos = 1;
     for (int i = 0; i < prompt_len; i++) prompt[i] = 2 + (prompt_len + i) % (VOCAB - 2);
     di_request r = {.struct_size = sizeof r, .num_prompt = prompt_len, .prompt = prompt, .max_tokens = max_tokens,
-                    .num_eos = 1, .eos_ids = &eos, .top_k = -1, .temperature = 1, .top_p = 1, .repetition_penalty = 1};
+                    .num_eos = 1, .eos_ids = &eos, .top_k = -1, .temperature = 1, .top_p = 1, .repetition_penalty = 1,
+                    .prefix_lookup = 1};
     return di_submit(e->core, &r, uid);
 }
 
@@ -151,7 +158,12 @@ static void open_engine(engine *e, const di_config *k)
     *e = (engine){.k = k->num_draft, .depth = k->depth};
     for (int i = 0; i < SEQS; i++) e->sampled[i] = 3 + i;
     for (int i = 0; i < SEQS * MAX_K; i++) e->draft[i] = 3 + i % MAX_K;
+    for (int i = 0; i < SEQS * MAX_K; i++) e->confidence[i] = 0.3f + 0.1f * (float)(i % 7);
     require(di_core_create(k, &e->core, NULL) == 0, "create", "open");
+    if (!k->verify_lengths) return;
+    static const int32_t sizes[] = {1, 8, 16, 24, 64};
+    static const double ms[] = {5, 5.5, 6.5, 8, 20};
+    require(di_varlen_curve(e->core, sizes, ms, 5) == 0, "curve", "open");
 }
 
 static di_config config(int k, int depth)
@@ -199,6 +211,12 @@ static void steady_steps(void)
     steady(&k, "depth 2, 5 drafts");
     k.ngram = 3, k.ngram_table = table, k.ngram_table_size = VOCAB;
     steady(&k, "depth 2, 5 drafts, n-grams");
+    k = config(5, 2);
+    k.verify_lengths = 1;
+    steady(&k, "depth 2, 5 drafts by confidence");
+    k = config(0, 2);
+    k.prefix_cache = 1, k.replay_len = 8, k.prefix_hash_bits = 128;
+    steady(&k, "depth 2, prefix cache");
     k = config(0, 2);
     k.inputs = 0;
     steady(&k, "depth 2, common inputs");
