@@ -7,6 +7,7 @@ required op never does. One error lists everything that is missing (``spec/plugi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _CPU = "cpu"
 _METHODS = ("unit_bytes", "alloc_caches", "bind_inputs", "to_host")
+_OPTIONAL = ("record_event", "wait", "no_sync")
 
 
 class OpGroup(SimpleNamespace):
@@ -47,6 +49,9 @@ class BuiltBackend:
         self.plan: Mapping[str, str] = MappingProxyType(dict(plan))
         self._methods = dict(methods)
         self._closers = list(closers)
+        for name in _OPTIONAL:  # absent unless given: whoever needs one asks whether it is there
+            if name in methods:
+                setattr(self, name, methods[name])
         groups: dict[str, dict[str, Any]] = {}
         for op, call in ops.items():
             group, _, member = op.partition(".")
@@ -95,6 +100,9 @@ def build_backend(
     alloc_caches: Callable[[Sequence[CacheSpec], Mapping[str, int]], Caches] | None = None,
     bind_inputs: Callable[[Any], Any] | None = None,
     to_host: Callable[[Any], Any] | None = None,
+    record_event: Callable[[], Any] | None = None,
+    wait: Callable[[Any], object] | None = None,
+    no_sync: Callable[[], AbstractContextManager[object]] | None = None,
     close: Callable[[], None] | None = None,
     provider: str | None = None,
     defaults: Backend | None = None,
@@ -107,6 +115,7 @@ def build_backend(
     :param capabilities: What it can do; None: those of ``cpu`` under this name.
     :param unit_bytes, alloc_caches, bind_inputs, to_host: The functions of the ``Backend`` protocol. A backend with a
         device of its own must give the last three.
+    :param record_event, wait, no_sync: Methods that a backend may leave out (``interfaces.Backend``).
     :param close: Called once by ``Backend.close``.
     :param provider: Distribution named in the plan for these ops; None: the one whose hook is being called.
     :param defaults: Backend that fills what is left out; None: ``cpu``, through the plugin registry, if anything is.
@@ -114,7 +123,7 @@ def build_backend(
     """
     table = op_table()
     given = {op: call for op, call in ops.items() if call is not None}
-    functions = {
+    functions: dict[str, Callable[..., Any]] = {
         key: function
         for key, function in zip(_METHODS, (unit_bytes, alloc_caches, bind_inputs, to_host), strict=True)
         if function is not None
@@ -149,6 +158,12 @@ def build_backend(
                 problems.append(f"function {key}")
             else:
                 functions[key] = getattr(defaults, key)
+    optional: tuple[Callable[..., Any] | None, ...] = (record_event, wait, no_sync)
+    functions |= {key: function for key, function in zip(_OPTIONAL, optional, strict=True) if function is not None}
+    if device is None and defaults is not None and no_sync is None and hasattr(defaults, "no_sync"):
+        functions["no_sync"] = defaults.no_sync
+    if (record_event is None) != (wait is None):
+        problems.append("function wait" if wait is None else "function record_event")
     if capabilities is None:
         if defaults is None:
             problems.append("capabilities")

@@ -233,6 +233,12 @@ class ShapeContractError(BackendError):
     exit_status = EXIT_INTERNAL
 
 
+class HiddenSync(BackendError):
+    """A plugin waits for the device where a step is launched (setting ``sync_guard``)."""
+
+    code = "E_SYNC"
+
+
 # --- models and checkpoints -------------------------------------------------------------------------------------
 
 

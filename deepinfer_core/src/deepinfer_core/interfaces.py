@@ -42,7 +42,12 @@ class Caches(Protocol):
 
 @runtime_checkable
 class Backend(Protocol):
-    """A device with its ops. Op groups are attributes: ``backend.norm.rms``, ``backend.gemm.dense``, ..."""
+    """A device with its ops. Op groups are attributes: ``backend.norm.rms``, ``backend.gemm.dense``, ...
+
+    Three more methods are not required. ``record_event()`` marks the end of everything launched so far and
+    ``wait(event)`` makes the host wait for it; without them results are ready when a call returns. ``no_sync()`` is a
+    context in which a call that waits for the device is an error (setting ``sync_guard``).
+    """
 
     name: str
     device: Any
@@ -94,10 +99,18 @@ class Model(Protocol):
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Turns logits into tokens for the rows of one step."""
+    """Turns logits into tokens for the rows of one step.
+
+    A sampler may have ``host_inputs = True``, which is not required of it: it then gets the inputs as the core packed
+    them, in host memory, and decides without waiting for a device what has to be computed.
+    """
 
     def sample(self, logits: Tensor, inputs: SamplerInputs) -> SamplerOutput:
-        """``logits`` f32 ``[R, V]``, one row per ``inputs.selected_rows``. Host arrays come back (numpy).
+        """``logits`` f32 ``[R, V]``, one row per ``inputs.selected_rows``.
+
+        The arrays that come back are numpy's or tensors of the device; the engine fetches them when the step is
+        committed, and the next step reads tokens, drafts and accepted counts on the device before that. With drafts
+        (``row_count`` above 1) ``verified_ids``, ``accepted`` and ``draft_ids`` belong to them.
 
         A row that cannot be sampled (NaN, nothing allowed) is reported in ``row_status``; it never raises for it.
         """

@@ -9,6 +9,7 @@ import samplers_oracle as oracle
 import torch
 from samplers_step import logits_of, sample, sampler_inputs
 
+from deepinfer_contracts import SamplerOutput
 from deepinfer_core.errors import NotSupported, ShapeContractError
 from deepinfer_core.interfaces import Sampler
 from deepinfer_samplers.canonical import CanonicalSampler
@@ -148,6 +149,34 @@ def test_sample_head_rows_beyond_the_vocabulary_are_never_chosen():
     assert_equal_output(sample(logits, 300, **given), sample(logits[:, :300], **given))
     logits[:, 300:] = np.nan
     assert sample(logits, 300, **given).row_status.tolist() == [0] * 6
+
+
+# --- on a device --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [300, 9000])
+@pytest.mark.parametrize("case", ["mixed", "ties", "faults", "forced", "suppressed"])
+def test_sample_waits_for_no_device_and_gives_the_same(monkeypatch, case, width):
+    logits, given = random_logits(8, width), dict(MIXED)
+    if case == "ties":
+        logits = logits.round()
+    if case == "faults":
+        logits[1, 7], logits[3], logits[4, 0], logits[5] = np.nan, -np.inf, np.inf, np.nan
+    if case == "forced":
+        given["forced"] = np.array([-1, 3, 200, -1, 0, 7, -1, 9], np.int32)
+    if case == "suppressed":
+        logits[2, 5] = np.nan
+        given["eos_suppress"] = np.array([[0, int(logits[0].argmax())], [2, 5], [2, 6], [7, 1]], np.int32)
+    given = {k: np.array(v, np.uint64) if k == "seed" else v for k, v in given.items()}
+    expected = sample(logits, **given)
+    # The same tensors, taken for memory of a device: nothing is asked, and every result stays a tensor.
+    monkeypatch.setattr("deepinfer_samplers.shortcuts.on_host", lambda tensor: False)
+    sampler, inputs = CanonicalSampler(width), sampler_inputs(8, **given)
+    with pytest.importorskip("deepinfer_cpu.sync_guard").NoSync():
+        out = sampler.sample(logits, inputs)
+    got = {name: getattr(out, name) for name in ("sampled_ids", "sampled_logprob", "row_status")}
+    assert all(isinstance(value, torch.Tensor) for value in got.values())
+    assert_equal_output(SamplerOutput(**{name: value.numpy() for name, value in got.items()}), expected)
 
 
 # --- faults of single rows ---------------------------------------------------------------------------------------

@@ -29,8 +29,11 @@ def sample(parts: Machinery, core: Any, record: StepRecord) -> None:
     with at.call("core.pack_sampler"):
         rows = core.pack_sampler(record.step_id)
     with parts.guard():
-        with at.call("backend.bind_inputs"):
-            wanted = parts.bound(rows)
+        is_host = getattr(parts.sampler, "host_inputs", False)
+        wanted = rows
+        if record.is_prefill or not is_host:
+            with at.call("backend.bind_inputs"):
+                wanted = parts.bound(rows)
         expected = record.num_tokens
         if record.is_prefill:  # in decode every row gets logits
             expected = record.num_reqs
@@ -42,7 +45,7 @@ def sample(parts: Machinery, core: Any, record: StepRecord) -> None:
             at.expect_rows("model.logits", logits, expected)
         t2 = perf_counter_ns()
         with at.call(SAMPLE):
-            record.sampled = sampled = parts.sampler.sample(logits, wanted)
+            record.sampled = sampled = parts.sampler.sample(logits, rows if is_host else wanted)
             check_result(sampled, record.num_reqs, owner=at.owners.sampler)
             onward = None
             if core.config.depth > 1 and not record.is_prefill:  # a prefill step is committed before the next one

@@ -33,6 +33,7 @@ from deepinfer_cpu.ops import (
     sampling,
     transform,
 )
+from deepinfer_cpu.sync_guard import NoSync
 
 DISTRIBUTION = "deepinfer-cpu"
 
@@ -147,6 +148,10 @@ class CpuBackend:
             return np.asarray(tensor)
         tensor = tensor.detach()
         return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+    def no_sync(self) -> NoSync:
+        """A context in which a host read of a tensor, outside the ops of this backend, raises HiddenSync."""
+        return NoSync()
 
     def close(self) -> None:
         """Give the process its thread count back. Idempotent."""

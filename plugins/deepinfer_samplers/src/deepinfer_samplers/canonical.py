@@ -14,7 +14,7 @@ import torch
 
 from deepinfer_contracts import SamplerInputs, SamplerOutput
 from deepinfer_core.errors import NotSupported, ShapeContractError
-from deepinfer_samplers import ranking
+from deepinfer_samplers import ranking, shortcuts
 from deepinfer_samplers.draw import draw
 from deepinfer_samplers.filters import MAX_VOCAB, Filters, process
 from deepinfer_samplers.hashing import FRESH, draw_keys
@@ -37,8 +37,13 @@ _CHUNK_ELEMENTS_DEVICE: Final = 2**25
 class CanonicalSampler:
     """Implements `deepinfer_core.interfaces.Sampler`. Keeps no state between steps.
 
+    Never waits for a device: the parameters are read from host memory, and the results stay where the logits are.
+
     :raises NotSupported: ``vocab_size`` is above 262,144.
     """
+
+    host_inputs = True
+    """``sample`` wants ``SamplerInputs`` as packed, not on the device."""
 
     def __init__(self, vocab_size: int) -> None:
         if vocab_size > MAX_VOCAB:
@@ -55,7 +60,8 @@ class CanonicalSampler:
         :param logits: f32 ``[R, V]``, ``V`` at least the vocabulary size; columns and rows beyond are padding. Not
             changed.
         :returns: ``sampled_ids`` i32, ``sampled_logprob`` f32 (of the processed distribution: 0 for a greedy choice)
-            and ``row_status`` i8, all ``[N]`` on the host. A row with a fault has token 0 and logprob -inf.
+            and ``row_status`` i8, all ``[N]``: arrays where the logits are on the host, else tensors of their device,
+            which nothing here waits for. A row with a fault has token 0 and logprob -inf.
         :raises NotSupported: ``inputs`` asks for something that this sampler does not do; names the field.
         :raises ShapeContractError: ``logits`` and ``inputs`` do not fit each other.
         """
@@ -71,30 +77,29 @@ class CanonicalSampler:
         n, device = len(step), logits.device
         logits, hidden_nan = _suppress(logits, step)
         logits = logits[:, : self.vocab_size]
-        if step.rows is None:
-            logits, hidden_nan = logits[:n], hidden_nan[:n]
-        else:
-            logits, hidden_nan = logits[torch.from_numpy(step.rows.astype(np.int64)).to(device)], hidden_nan[step.rows]
+        rows = slice(n) if step.rows is None else torch.from_numpy(step.rows.astype(np.int64)).to(device)
+        logits = logits[rows]
+        if hidden_nan is not None:
+            hidden_nan = hidden_nan[rows]
 
         best = ranking.best(logits)
         peaks = logits.gather(1, best.unsqueeze(1)).squeeze(1)
-        status = _row_status(logits, peaks.cpu().numpy(), hidden_nan)
-
-        greedy = step.temperature < GREEDY_BELOW
-        ids = best.to("cpu", torch.int32).numpy()
-        logprobs = np.zeros(n, np.float32)
-        if step.forced is not None:  # all the mass of a greedy row is on its best token
-            is_forced = step.forced >= 0
-            logprobs[is_forced & (step.forced != ids)] = -np.inf
-            ids = np.where(is_forced, step.forced, ids)
-        drawn = np.flatnonzero(~greedy & (status == ROW_OK))
+        failed, status = _row_status(logits, peaks, hidden_nan)
+        if failed is not None:  # such a row runs along with harmless values, and its token is replaced at the end
+            logits, peaks = logits.masked_fill(failed.unsqueeze(1), 0.0), peaks.masked_fill(failed, 0.0)
+        ids, logprobs = best.to(torch.int32), torch.zeros(n, device=device)
+        forced = None if step.forced is None else torch.from_numpy(step.forced).to(device)
+        if forced is not None:  # all the mass of a greedy row is on its best token
+            logprobs.masked_fill_((forced >= 0) & (forced != ids), float("-inf"))
+            ids = torch.where(forced >= 0, forced, ids)
+        drawn = np.flatnonzero(step.temperature >= GREEDY_BELOW)
         if len(drawn):
-            self._draw(logits, peaks, step, drawn, ids, logprobs)
-        failed = status != ROW_OK
-        if failed.any():
-            ids[failed] = 0
-            logprobs[failed] = -np.inf
-        return SamplerOutput(sampled_ids=ids, sampled_logprob=logprobs, row_status=status)
+            self._draw(logits, peaks, step, drawn, forced, ids, logprobs)
+        if failed is not None:
+            ids.masked_fill_(failed, 0)
+            logprobs.masked_fill_(failed, float("-inf"))
+        result = shortcuts.result
+        return SamplerOutput(sampled_ids=result(ids), sampled_logprob=result(logprobs), row_status=result(status))
 
     def _draw(
         self,
@@ -102,8 +107,9 @@ class CanonicalSampler:
         peaks: torch.Tensor,
         step: StepParameters,
         drawn: npt.NDArray[np.intp],
-        ids: npt.NDArray[np.int32],
-        logprobs: npt.NDArray[np.float32],
+        forced: torch.Tensor | None,
+        ids: torch.Tensor,
+        logprobs: torch.Tensor,
     ) -> None:
         """Fill ``ids`` and ``logprobs`` of the requests ``drawn``, a few rows at a time."""
         device = logits.device
@@ -112,44 +118,48 @@ class CanonicalSampler:
         size = max(1, limit // self.vocab_size)
         for start in range(0, len(drawn), size):
             rows = drawn[start : start + size]
-            if len(rows) == len(logits):
-                x, x_peaks = logits, peaks
-            else:
-                index = torch.from_numpy(rows).to(device)
-                x, x_peaks = logits[index], peaks[index]
+            index = torch.from_numpy(rows).to(device)
+            x, x_peaks = (logits, peaks) if len(rows) == len(logits) else (logits[index], peaks[index])
             distribution = process(x, x_peaks, _filters(step, rows, self.vocab_size, device))
             tokens = draw(distribution.probabilities, torch.from_numpy(keys[start : start + size]).to(device))
-            if step.forced is not None:
-                forced = torch.from_numpy(step.forced[rows].astype(np.int64)).to(device)
-                tokens = torch.where(forced >= 0, forced, tokens)
-            ids[rows] = tokens.cpu().numpy()
-            logprobs[rows] = distribution.logprobs(tokens).cpu().numpy()
+            if forced is not None:
+                wanted = forced[index]
+                tokens = torch.where(wanted >= 0, wanted.long(), tokens)
+            ids[index] = tokens.to(torch.int32)
+            logprobs[index] = distribution.logprobs(tokens)
 
 
-def _suppress(logits: torch.Tensor, step: StepParameters) -> tuple[torch.Tensor, npt.NDArray[np.bool_]]:
+def _suppress(logits: torch.Tensor, step: StepParameters) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Mask the suppressed tokens in a copy. Also returns the rows in which the mask hides a NaN: bool ``[R]``."""
-    hidden_nan = np.zeros(len(logits), np.bool_)
     if step.suppressed is None:
-        return logits, hidden_nan
+        return logits, None
     pairs = torch.from_numpy(step.suppressed.astype(np.int64)).to(logits.device)
     rows, tokens = pairs[:, 0], pairs[:, 1]
-    hidden_nan[step.suppressed[logits[rows, tokens].isnan().cpu().numpy(), 0]] = True
+    hidden = torch.zeros(len(logits), dtype=torch.int32, device=logits.device)
+    hidden.index_add_(0, rows, logits[rows, tokens].isnan().to(torch.int32))
     masked = logits.clone()
     masked[rows, tokens] = float("-inf")
-    return masked, hidden_nan
+    return masked, hidden > 0
 
 
 def _row_status(
-    logits: torch.Tensor, peaks: npt.NDArray[np.float32], hidden_nan: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.int8]:
-    """``peaks`` are the highest logits, NaN if a row holds one, so that finite peaks need no second pass."""
-    status = hidden_nan.astype(np.int8) * np.int8(ROW_NAN)
-    for row in np.flatnonzero(~np.isfinite(peaks)):
-        if np.isnan(peaks[row]) or hidden_nan[row] or bool(logits[row].isfinite().any()):
-            status[row] = ROW_NAN
-        else:
-            status[row] = ROW_NOTHING_ALLOWED
-    return status
+    logits: torch.Tensor, peaks: torch.Tensor, hidden_nan: torch.Tensor | None
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """(rows that cannot be sampled, bool ``[N]``; status of each, int8 ``[N]``).
+
+    The former is None where it can be known that there are none. ``peaks`` are the highest logits, NaN if a row holds
+    one, so that finite peaks need no second pass.
+    """
+    failed = ~peaks.isfinite()
+    if hidden_nan is not None:
+        failed |= hidden_nan
+    if shortcuts.is_clear(failed):
+        return None, torch.zeros(len(peaks), dtype=torch.int8)
+    broken = peaks.isnan() | logits.isfinite().any(1)  # an infinity beside finite values is a fault of the model
+    if hidden_nan is not None:
+        broken |= hidden_nan
+    status = broken.to(torch.int8) * (ROW_NAN - ROW_NOTHING_ALLOWED) + ROW_NOTHING_ALLOWED
+    return failed, status.masked_fill_(~failed, ROW_OK)
 
 
 def _filters(step: StepParameters, rows: npt.NDArray[np.intp], vocab_size: int, device: torch.device) -> Filters:

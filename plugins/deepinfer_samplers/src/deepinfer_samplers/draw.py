@@ -10,6 +10,8 @@ from typing import Final
 
 import torch
 
+from deepinfer_samplers import shortcuts
+
 WEIGHT_ONE: Final = float(2**31)
 """Weight of a token of probability 1. A token below 2**-31 has weight 0 and is never drawn."""
 _LOW_32: Final = 0xFFFFFFFF
@@ -37,9 +39,9 @@ def draw(probabilities: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     totals = sums[:, -1]
     tokens = torch.searchsorted(sums, targets(keys, totals).unsqueeze(1), right=True).squeeze(1)
     empty = totals == 0
-    if bool(empty.any()):
-        tokens = torch.where(empty, probabilities.argmax(-1), tokens)
-    return tokens
+    if shortcuts.is_clear(empty):
+        return tokens
+    return torch.where(empty, probabilities.argmax(-1), tokens)
 
 
 def _upper(x: torch.Tensor) -> torch.Tensor:

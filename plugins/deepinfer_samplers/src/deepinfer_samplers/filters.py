@@ -12,6 +12,7 @@ from typing import Final
 import torch
 from attrs import frozen
 
+from deepinfer_samplers import shortcuts
 from deepinfer_samplers.ranking import beyond, highest
 
 MASS_BITS: Final = 44
@@ -19,7 +20,8 @@ MAX_VOCAB: Final = 2**18
 """Widest row whose total mass fits into an int64 with a bit to spare."""
 _MASS_ONE: Final = float(2**MASS_BITS)
 _CANDIDATES: Final = 1024
-"""Tokens of a wide row that are sorted at first; all of them if the survivors turn out to be more."""
+"""Tokens of a wide row that are sorted at first; all of them if the survivors turn out to be more, or cannot be
+counted without waiting for a device."""
 _WIDE_ROW: Final = 4 * _CANDIDATES
 _FRACTION_BITS: Final = 31
 _FRACTION_MASK: Final = 2**_FRACTION_BITS - 1
@@ -117,7 +119,8 @@ def cut(
     limit = (total >> _FRACTION_BITS) * filters.top_p
     limit += ((total & _FRACTION_MASK) * filters.top_p) >> _FRACTION_BITS
     width = logits.shape[-1]
-    for count in (_CANDIDATES, width) if width > _WIDE_ROW else (width,):
+    few_may_do = width > _WIDE_ROW and shortcuts.on_host(logits)
+    for count in (_CANDIDATES, width) if few_may_do else (width,):
         values = highest(logits, count)
         relative = _scale(values, peaks, filters.temperature).exp_()
         if filters.min_p is not None:
@@ -125,7 +128,7 @@ def cut(
         inclusive = mass(relative).cumsum(-1)
         admitted = torch.searchsorted(inclusive, limit.unsqueeze(1), right=True).squeeze(1) + 1
         kept = torch.minimum(admitted.clamp_(max=count), filters.top_k)
-        if count == width or bool((kept < count).all()):
+        if count == width or shortcuts.is_full(kept < count):
             break
     return beyond(logits, values, kept), inclusive.gather(1, kept.unsqueeze(1) - 1).squeeze(1)
 

@@ -10,20 +10,22 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from deepinfer_samplers import shortcuts
+
 
 def best(logits: torch.Tensor) -> torch.Tensor:
     """Id of the highest logit of each row, the lowest one on ties; the first NaN where there is one. int64 ``[R]``."""
-    if logits.device.type == "cpu":
-        return torch.from_numpy(logits.numpy().argmax(-1))
+    if shortcuts.on_host(logits):
+        return torch.from_numpy(shortcuts.as_numpy(logits).argmax(-1))
     return logits.argmax(-1)
 
 
 def highest(logits: torch.Tensor, count: int) -> torch.Tensor:
     """The ``count`` highest values of each row in falling order: f32 ``[R, V]`` -> ``[R, count]``. No NaN."""
     width = logits.shape[-1]
-    if logits.device.type != "cpu":
+    if not shortcuts.on_host(logits):
         return logits.topk(count).values
-    values = logits.numpy()
+    values = shortcuts.as_numpy(logits)
     if count < width:
         values = np.partition(values, width - count, axis=-1)[:, width - count :]
     return torch.from_numpy(np.sort(values, axis=-1)).flip(-1)
@@ -40,10 +42,18 @@ def beyond(logits: torch.Tensor, ordered: torch.Tensor, count: torch.Tensor) -> 
     outside = logits < last
     following = ordered.gather(1, at.clamp(max=ordered.shape[-1] - 1))
     crowded = (following == last).squeeze(1) & (count < logits.shape[-1])
-    if bool(crowded.any()):  # more tokens tie with the last one than there is room for
-        rows = crowded.nonzero().squeeze(1)
-        some, cut = logits[rows], last[rows]
-        tied = some == cut
-        room = count[rows] - (some > cut).sum(-1)
-        outside[rows] |= tied & (tied.cumsum(-1) > room.unsqueeze(1))
+    if shortcuts.is_clear(crowded):
+        return outside
+    # More tokens tie with the last one than there is room for.
+    rows = shortcuts.set_rows(crowded)
+    if rows is None:
+        return outside | (_surplus(logits, last, count) & crowded.unsqueeze(1))
+    outside[rows] |= _surplus(logits[rows], last[rows], count[rows])
     return outside
+
+
+def _surplus(logits: torch.Tensor, last: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """Tokens equal to the last one that come after the room for them is used up: bool ``[R, V]``."""
+    tied = logits == last
+    room = count - (logits > last).sum(-1)
+    return tied & (tied.cumsum(-1) > room.unsqueeze(1))

@@ -1,0 +1,45 @@
+"""Questions about values that save work where asking is free, which is on the host.
+
+On an accelerator the answer would stop the host until everything launched before has run. There nothing is asked and
+the general path runs; it gives the same values.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy.typing as npt
+import torch
+
+HOST_READS: Final = "only tensors of the host are read"
+"""Tells a guard of the backend (setting ``sync_guard``) that this module reads tensors, and why it may."""
+
+
+def on_host(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu"
+
+
+def is_clear(mask: torch.Tensor) -> bool:
+    """Whether no element is set, as far as that can be known here: False on a device."""
+    return on_host(mask) and not bool(mask.any())
+
+
+def is_full(mask: torch.Tensor) -> bool:
+    """Whether every element is set, as far as that can be known here: False on a device."""
+    return on_host(mask) and bool(mask.all())
+
+
+def set_rows(mask: torch.Tensor) -> torch.Tensor | None:
+    """Indices of the elements that are set, int64; None on a device, where they cannot be counted."""
+    return mask.nonzero().squeeze(1) if on_host(mask) else None
+
+
+def as_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """A host tensor as an array that shares its memory."""
+    array: npt.NDArray[Any] = tensor.numpy()
+    return array
+
+
+def result(tensor: torch.Tensor) -> Any:
+    """What a sampler returns: an array where that costs nothing, else the tensor, which the engine fetches later."""
+    return as_numpy(tensor) if on_host(tensor) else tensor
