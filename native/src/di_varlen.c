@@ -67,36 +67,50 @@ void di_varlen_keep(di_core *c, const di_seq *s, const int32_t *drafts, const fl
 
 static void put(float *to, int32_t k, const float *from, float otherwise)
 {
-    for (int32_t j = 0; j < k; j++) to[j] = from ? from[j] : otherwise;
+    if (from) memcpy(to, from, (size_t)k * sizeof *to);
+    else for (int32_t j = 0; j < k; j++) to[j] = otherwise;
 }
 
-/* Both lists of the step's candidates (7.3). */
-static int gather(di_core *c, int32_t n)
+/* How many of the step's candidates continue the step in flight. */
+static int count_mapped(const di_core *c, int32_t n, int32_t *mapped)
 {
-    di_varlen *v = &c->varlen;
-    int32_t k = c->cfg.num_draft, has_mapped = 0;
+    *mapped = 0;
     for (int32_t i = 0; i < n; i++) {
         if (c->candidates[i]->inflight > 1)
             return di_fail(DI_E_INTERNAL, "", "inflight", "request %llu: %d rounds are unknown",
                            (unsigned long long)c->candidates[i]->uid, c->candidates[i]->inflight);
-        has_mapped |= c->candidates[i]->inflight;
+        *mapped += c->candidates[i]->inflight;
     }
+    return 0;
+}
+
+/* Rows that continue the step in flight: one list, since both go by the newest round. The device knows nothing of a row
+ * that was not in the step before, and verifies none of its drafts. */
+static void gather_mapped(di_core *c, int32_t n)
+{
+    di_varlen *v = &c->varlen;
+    for (int32_t i = 0; i < n; i++) {
+        const di_seq *s = c->candidates[i];
+        uint8_t rounds = s->inflight && is_known(v, s) ? v->rounds[s->row_slot] : 0;
+        const float *newest = rounds & NEWEST ? round_of(c, s->row_slot, rounds & FLIP) : NULL;
+        put(v->budget + (size_t)i * (size_t)c->cfg.num_draft, c->cfg.num_draft, newest, s->inflight ? 1 : 0);
+    }
+}
+
+/* Rows of which the host knows everything: both lists. */
+static void gather_fresh(di_core *c, int32_t n)
+{
+    di_varlen *v = &c->varlen;
+    int32_t k = c->cfg.num_draft;
     for (int32_t i = 0; i < n; i++) {
         const di_seq *s = c->candidates[i];
         uint8_t rounds = is_known(v, s) ? v->rounds[s->row_slot] : 0;
+        int has_drafts = s->has_drafts && !(rounds & NONE);
         const float *newest = rounds & NEWEST ? round_of(c, s->row_slot, rounds & FLIP) : NULL;
         const float *before = rounds & BEFORE ? round_of(c, s->row_slot, !(rounds & FLIP)) : NULL;
-        float *budget = v->budget + (size_t)i * (size_t)k, *share = v->share + (size_t)i * (size_t)k;
-        /* The device knows nothing of a row that was not in the step before, and verifies none of its drafts. */
-        int is_blind = has_mapped && s->inflight == 0;
-        int has_none = s->inflight == 0 && (!s->has_drafts || rounds & NONE);
-        float otherwise = is_blind || has_none ? 0 : 1;
-        if (s->inflight > 0) before = newest;
-        if (otherwise <= 0) newest = before = NULL;
-        put(share, k, newest, otherwise);
-        put(budget, k, before, otherwise);
+        put(v->share + (size_t)i * (size_t)k, k, has_drafts ? newest : NULL, has_drafts ? 1 : 0);
+        put(v->budget + (size_t)i * (size_t)k, k, has_drafts ? before : NULL, has_drafts ? 1 : 0);
     }
-    return 0;
 }
 
 int di_varlen_lengths(di_core *c, int32_t n, const int32_t **lengths)
@@ -104,12 +118,16 @@ int di_varlen_lengths(di_core *c, int32_t n, const int32_t **lengths)
     di_varlen *v = &c->varlen;
     *lengths = NULL;
     if (!v->is_on || v->n_sizes == 0 || n == 0) return 0;
-    int code = gather(c, n);
+    int32_t mapped = 0;
+    int code = count_mapped(c, n, &mapped);
     if (code) return code;
+    if (mapped) gather_mapped(c, n);
+    else gather_fresh(c, n);
     di_verify_curve curve = {.sizes = v->sizes, .ms = v->ms, .n_sizes = v->n_sizes, .slope = v->slope,
                              .sampler_ms = di_varlen_sampler_ms(v, n)};
     int32_t total = di_verify_total(&curve, v->budget, n, c->cfg.num_draft, v->scratch);
-    di_verify_share(v->share, n, c->cfg.num_draft, total, v->lengths);
+    const float *share = mapped ? v->budget : v->share;
+    di_verify_share(share, n, c->cfg.num_draft, total, mapped ? v->scratch : NULL, v->lengths);
     *lengths = v->lengths;
     return 0;
 }

@@ -4,7 +4,7 @@
 
 #include "di_error.h"
 
-enum { DIGIT = 11, BUCKETS = 1 << DIGIT, MASK = BUCKETS - 1, PASSES = 3, MAX_ROWS = 65535, MAX_DRAFTS = 15 };
+enum { DIGIT = 10, BUCKETS = 1 << DIGIT, MASK = BUCKETS - 1, PASSES = 3, MAX_ROWS = 65535, MAX_DRAFTS = 15 };
 
 static uint32_t bits_of(float x)
 {
@@ -49,21 +49,31 @@ static uint32_t *sort_descending(uint32_t *a, uint32_t *b, size_t m)
     return a;
 }
 
-/* sum[t] = the t largest values, added in descending order. */
-static void sum_largest(const float *values, size_t m, double *sum, uint32_t *keys, uint32_t *spare)
+/* Scratch of m values: the sums of the t largest, t = 0 .. m, and the keys in descending order in the first of two
+ * arrays. */
+static double *sums_in(void *scratch) { return scratch; }
+static uint32_t *keys_in(void *scratch, size_t m) { return (uint32_t *)(void *)((double *)scratch + m + 1); }
+static const uint32_t *sorted_in(const void *scratch, size_t m)
 {
-    for (size_t i = 0; i < m; i++) keys[i] = bits_of(values[i]);
-    const uint32_t *sorted = sort_descending(keys, spare, m);
+    return (const uint32_t *)(const void *)((const double *)scratch + m + 1);
+}
+
+static void sum_largest(const float *values, size_t m, void *scratch)
+{
+    double *sum = sums_in(scratch), all = 0;
+    uint32_t *keys = keys_in(scratch, m);
+    memcpy(keys, values, m * sizeof *keys);
+    uint32_t *sorted = sort_descending(keys, keys + m, m);
+    if (sorted != keys) memcpy(keys, sorted, m * sizeof *keys);
     sum[0] = 0;
-    for (size_t t = 0; t < m; t++) sum[t + 1] = sum[t] + (double)value_of(sorted[t]);
+    for (size_t t = 0; t < m; t++) sum[t + 1] = all += (double)value_of(keys[t]);
 }
 
 int32_t di_verify_total(const di_verify_curve *curve, const float *values, int32_t n, int32_t k, void *scratch)
 {
     size_t m = (size_t)n * (size_t)k;
-    double *sum = scratch;
-    uint32_t *keys = (uint32_t *)(void *)(sum + m + 1);
-    sum_largest(values, m, sum, keys, keys + m);
+    const double *sum = sums_in(scratch);
+    sum_largest(values, m, scratch);
     int32_t most = n + (int32_t)m, begin = n, best_total = n;
     double best = -1;
     for (int32_t i = 0; i < curve->n_sizes && begin <= most; i++) {
@@ -103,23 +113,34 @@ static uint32_t threshold_of(const float *values, size_t m, uint32_t taken, uint
     return prefix;
 }
 
-void di_verify_share(const float *values, int32_t n, int32_t k, int32_t total, int32_t *lengths)
+static uint32_t sorted_threshold(const void *scratch, size_t m, uint32_t taken, uint32_t *equals)
+{
+    const uint32_t *sorted = sorted_in(scratch, m);
+    uint32_t least = sorted[taken - 1], first = taken - 1;
+    while (first > 0 && sorted[first - 1] == least) first--;
+    *equals = taken - first;
+    return least;
+}
+
+void di_verify_share(const float *values, int32_t n, int32_t k, int32_t total, const void *scratch, int32_t *lengths)
 {
     uint32_t taken = (uint32_t)(total - n), equals = 0;
-    if (taken == 0 || total == n * (k + 1)) {
+    size_t m = (size_t)n * (size_t)k;
+    if (taken == 0 || taken == m) {
         for (int32_t i = 0; i < n; i++) lengths[i] = taken ? k + 1 : 1;
         return;
     }
-    uint32_t least = threshold_of(values, (size_t)n * (size_t)k, taken, &equals);
+    uint32_t least = scratch ? sorted_threshold(scratch, m, taken, &equals) : threshold_of(values, m, taken, &equals);
     for (int32_t i = 0; i < n; i++) {
-        int32_t q = 1;
+        uint32_t above = 0, same = 0;
         for (int32_t j = 0; j < k; j++) {
-            uint32_t key = bits_of(values[(size_t)i * (size_t)k + (size_t)j]);
-            if (key < least || (key == least && equals == 0)) break;
-            equals -= key == least;
-            q++;
+            uint32_t key = bits_of(*values++);
+            above += key > least;
+            same += key == least;
         }
-        lengths[i] = q;
+        if (same > equals) same = equals;
+        equals -= same;
+        lengths[i] = 1 + (int32_t)(above + same);
     }
 }
 
@@ -179,6 +200,6 @@ int di_verify_distribute(const float *values, int n, int k, int32_t total, int32
     if (code) return code;
     if (total < n || total > n * (k + 1)) return refuse("total", total, "n .. n * (k + 1)");
     if (!lengths) return di_fail(DI_E_ARG, "", "lengths", "NULL");
-    di_verify_share(values, n, k, total, lengths);
+    di_verify_share(values, n, k, total, NULL, lengths);
     return 0;
 }
