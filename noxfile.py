@@ -148,10 +148,11 @@ def sanitizers(session: nox.Session) -> None:
 
 @nox.session
 def benchmarks(session: nox.Session) -> None:
-    """The scheduler benchmark at tiny sizes; ``-- full``: every benchmark, JSON into benchmarks/results."""
+    """The scheduler benchmark at tiny sizes, or with the options given after ``--``; ``-- full``: every benchmark, JSON
+    into benchmarks/results."""
     install_all(session)
     if "full" not in session.posargs:
-        session.run("python", "benchmarks/scheduler.py", "--smoke")
+        session.run("python", "benchmarks/scheduler.py", *(session.posargs or ["--smoke"]))
         return
     results = ROOT / "benchmarks" / "results"
     results.mkdir(exist_ok=True)

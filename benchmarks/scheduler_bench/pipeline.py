@@ -3,7 +3,8 @@
     schedule n | pack n | commit n-1 | emit n-1 | done n-1 | pack_sampler n           a decode step
     schedule n | pack n | those of n-1 | pack_sampler n | commit n, emit n, done n    a prefill step, committed in place
 
-With variable lengths the device's own come before ``pack_sampler``, and count there. ``emit`` reads the arrays of the event batch that the engine reads. The device's answer is made after the last stamp.
+With variable lengths the device's own come before ``pack_sampler``, and count there. ``emit`` reads the arrays of the
+event batch that the engine reads. The device's answer is made after the last stamp.
 """
 
 from __future__ import annotations
