@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-enum { MAX_SEQS = 4, MAX_Q = 4, MAX_TOKENS = 64, VOCAB = 40, MAX_UID = 4096 };
+enum { MAX_SEQS = 4, MAX_Q = 4, MAX_TOKENS = 64, VOCAB = 40, MAX_UID = 4096, MAX_HANDLES = 8 };
 
 typedef struct fuzzed {
     di_core *core;
@@ -18,6 +18,8 @@ typedef struct fuzzed {
     uint64_t launched, committed, done, last_uid;
     int32_t n[3], t[3], kind[3];        /* shape of open steps, by step id modulo 3 */
     int32_t tokens[MAX_UID], ends[MAX_UID];
+    uint64_t handles[MAX_HANDLES];      /* the newest reservations, by turns; used ones must be stale */
+    uint32_t n_handles;
 } fuzzed;
 
 fuzz_totals fuzz_total;
@@ -26,6 +28,8 @@ fuzz_totals fuzz_total;
 static di_config make_config(script *s)
 {
     uint8_t a = take(s), b = take(s), c = take(s), d = take(s), e = take(s), p = take(s);
+    /* One time in eight each, for what those engines do alone. */
+    int32_t type = e >> 5 == 6 ? DI_ENGINE_PROMPT : e >> 5 == 7 ? DI_ENGINE_COMPLETION : DI_ENGINE_NORMAL;
     int32_t k = a & 3, block_size = 1 << (c & 3), chunked = (c & 16) == 0, min_chunk = 1 + (c >> 5 & 1);
     return (di_config){
         .struct_size = sizeof(di_config), .block_size = block_size, .num_blocks = 2 + (b & 31),
@@ -34,12 +38,30 @@ static di_config make_config(script *s)
         .vocab_size = VOCAB, .max_chunk = chunked && (a & 16) ? min_chunk + (e & 7) : 0, .min_chunk = min_chunk,
         .chunk_align = 4, .chunked_prefill = chunked, .num_draft = k, .depth = (a & 32) ? 2 : 1,
         .prefill_interval_all = 2, .prefill_interval_any = 3, .max_prefill_burst = e >> 3 & 3,
-        .stop_preempted = (b & 64) != 0, .window = 6, .backtrack = 1, .num_ratios_sparse = block_size > 1 ? 2 : 1,
+        .stop_preempted = (b & 64) != 0 || type == DI_ENGINE_COMPLETION, .engine_type = type, .window = 6,
+        .backtrack = 1, .num_ratios_sparse = block_size > 1 ? 2 : 1,
         .ratios_sparse = {1, 2}, .num_ratios_dense = block_size > 1, .ratios_dense = {2}, .inputs = 1,
         .validation = DI_LEVEL_FULL, .stream_ordered_reuse = (a & 64) != 0, .row_order = (a & 128) != 0,
         .zero_swa_on_alloc = (b & 32) != 0, .prefill_watermark = (b & 128) ? 0.5 : 0.9,
         .prefix_cache = p & 1, .replay_len = (p & 2) ? 6 + (p >> 2 & 3) : 0, .replay_keep = (p & 16) ? 10 : 0,
         .prefix_hash_bits = (p & 32) ? p >> 6 : 128};
+}
+
+static void reserve(fuzzed *f, const di_request *r)
+{
+    di_reservation out;
+    di_stats_out before, after;
+    REQUIRE(di_stats(f->core, &before) == 0);
+    int code = di_reserve(f->core, r, &out);
+    REQUIRE(code == 0 || code == DI_E_CAPACITY || code == DI_E_ARG);
+    REQUIRE(di_stats(f->core, &after) == 0);
+    if (code) {
+        REQUIRE(before.main.held + before.main.limbo >= after.main.held);    /* queued aborts may have been carried out */
+        return;
+    }
+    REQUIRE(out.uid == f->last_uid + 1 && out.num_blocks >= 1 && out.block_ids[0] > 0);
+    f->last_uid = out.uid;
+    f->handles[f->n_handles++ % MAX_HANDLES] = out.handle;
 }
 
 static void submit(fuzzed *f, script *s)
@@ -56,6 +78,11 @@ static void submit(fuzzed *f, script *s)
     REQUIRE(di_unfinished(f->core, &live) == 0);
     if (f->last_uid + 1 >= MAX_UID || live >= 2 * MAX_SEQS) return;
     uint64_t uid = 0;
+    if (f->config.engine_type == DI_ENGINE_COMPLETION) {
+        REQUIRE(di_submit(f->core, &r, &uid) == DI_E_ARG);
+        reserve(f, &r);
+        return;
+    }
     int code = di_submit(f->core, &r, &uid);
     REQUIRE(code == (r.num_prompt > 0 ? 0 : DI_E_ARG));
     REQUIRE(uid == f->last_uid + 1);
@@ -70,7 +97,13 @@ static void schedule(fuzzed *f, script *s)
     int mode = take(s) % 4;
     uint64_t depth = (uint64_t)f->config.depth;
     int may = f->launched - f->committed < depth && f->launched - f->done <= depth;
-    int code = di_schedule(f->core, mode == 3 ? DI_MODE_DECODE : mode, &o);
+    if (mode == 3) mode = DI_MODE_DECODE;
+    int other = f->config.engine_type == (mode == DI_MODE_DECODE ? DI_ENGINE_PROMPT : DI_ENGINE_COMPLETION);
+    if (other) {
+        REQUIRE(di_schedule(f->core, mode, &o) == DI_E_ARG);
+        mode = mode == DI_MODE_DECODE ? DI_MODE_TRY_PREFILL : DI_MODE_DECODE;
+    }
+    int code = di_schedule(f->core, mode, &o);
     REQUIRE(code == (may ? 0 : DI_E_ORDER));
     if (code || o.num_reqs == 0) return;
     f->launched++;
@@ -178,6 +211,27 @@ static void end_one(fuzzed *f, script *s)
     }
 }
 
+/* The other half of a transfer: inject a reservation, old or new, or acknowledge any request. */
+static void transfer(fuzzed *f, script *s)
+{
+    uint8_t a = take(s), b = take(s);
+    uint64_t uid = 1 + a % (f->last_uid + 2);
+    int32_t drafts[MAX_Q] = {b % VOCAB, 1, 2, 3};
+    di_inject_args args = {.struct_size = sizeof args, .first_token = b % VOCAB, .drafts = drafts,
+                           .num_drafts = b & 1 ? f->config.num_draft : 0};
+    di_handoff_out out;
+    if (f->config.engine_type == DI_ENGINE_COMPLETION && b & 2) {
+        int code = di_inject(f->core, f->handles[a % MAX_HANDLES], &args);
+        REQUIRE(code == 0 || code == DI_E_STALE_HANDLE);
+        REQUIRE(di_inject(f->core, f->handles[a % MAX_HANDLES], &args) == DI_E_STALE_HANDLE);
+        return;
+    }
+    int code = di_handoff(f->core, uid, &out);
+    REQUIRE(code == 0 || code == DI_E_NOT_FOUND || code == DI_E_ORDER || code == DI_E_ARG);
+    code = di_acknowledge(f->core, uid);
+    REQUIRE(code == 0 || code == DI_E_NOT_FOUND);
+}
+
 static void poll(fuzzed *f)
 {
     static di_event_batch e;
@@ -200,13 +254,14 @@ static void reset(fuzzed *f)
 
 static void apply(fuzzed *f, script *s)
 {
-    switch (take(s) % 16) {
+    switch (take(s) % 17) {
     case 0: case 1: submit(f, s); break;
     case 2: case 3: case 4: case 5: schedule(f, s); break;
     case 6: case 7: case 8: case 9: commit(f, s); break;
     case 10: case 11: case 12: done(f, take(s)); break;
     case 13: if (take(s) < 48) end_one(f, s); break;
     case 14: if (take(s) < 240) probe(f); else reset(f); break;
+    case 15: transfer(f, s); break;
     default: poll(f); break;
     }
     fuzz_total.operations++;
@@ -221,6 +276,10 @@ static void drain(fuzzed *f)
         REQUIRE(di_abort(f->core, &uid, 1, &status) == 0);
     }
     poll(f);
+    for (uint64_t uid = 1; uid <= f->last_uid; uid++) {
+        int code = di_acknowledge(f->core, uid);
+        REQUIRE(code == 0 || code == DI_E_NOT_FOUND);
+    }
     while (f->committed < f->launched) commit(f, &none);
     while (f->done < f->committed) done(f, 0);
     for (int i = 0; i < 64; i++) poll(f);

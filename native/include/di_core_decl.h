@@ -33,7 +33,7 @@ typedef struct di_config {
     int32_t prefill_sum_k_limit;    /* 0 = derived */
     int32_t max_prefill_burst;      /* 0 = unlimited */
     int32_t stop_preempted;         /* 1: a preempted request ends with NO_RESOURCE, 0: it is computed again */
-    int32_t engine_type;            /* only NORMAL in this release */
+    int32_t engine_type;            /* enum di_engine_type; COMPLETION needs stop_preempted (spec/engine.md 1.4) */
     int32_t window;                 /* W, 0 = no sliding-window layers */
     int32_t backtrack;              /* at least K + 1 is used */
     int32_t swa_ring;               /* SW, 0 = window + backtrack */
@@ -135,6 +135,7 @@ typedef struct di_stats_out {
     int64_t prefill;
     int64_t running;
     int64_t zombie;
+    int64_t handoff;                /* in a transfer: computed prompts, or reservations */
     int64_t unfinished;             /* not terminal, submissions still queued included */
     int64_t queued_events;          /* terminal events not handed out yet */
     uint64_t steps_prefill;
@@ -163,6 +164,38 @@ typedef struct di_stats_out {
     uint64_t prefix_replayed_tokens; /* positions of hits that ran again */
     uint64_t prefix_evictions;      /* cached blocks that were taken for other tokens */
 } di_stats_out;
+
+/* Units that a request was given in a COMPLETION engine, to be filled from outside (spec/engine.md 1.4). */
+typedef struct di_reservation {
+    uint64_t handle;
+    uint64_t uid;                   /* the request's, as in events and for di_abort */
+    const int32_t *block_ids;       /* in order of positions; valid until the next call that may end the request */
+    int32_t num_blocks;
+    int32_t swa_slot;               /* 0 = no such pool */
+    int32_t state_slot;
+} di_reservation;
+
+/* What came with the filled units. */
+typedef struct di_inject_args {
+    uint32_t struct_size;
+    int32_t first_token;
+    float logprob;                  /* of the first token, <= 0 */
+    int32_t num_drafts;             /* 0, or num_draft */
+    const int32_t *drafts;          /* to verify in the first step; their probabilities are not on this device */
+} di_inject_args;
+
+/* A computed prompt in a PROMPT engine. */
+typedef struct di_handoff_out {
+    const int32_t *block_ids;       /* in order of positions; valid until di_acknowledge */
+    const int32_t *drafts;          /* [num_drafts] */
+    int32_t num_blocks;
+    int32_t num_drafts;
+    int32_t swa_slot;
+    int32_t state_slot;
+    int32_t length;                 /* positions in the cache */
+    int32_t first_token;
+    int32_t is_ended;               /* 1: aborted meanwhile; the transfer may stop, and must still acknowledge */
+} di_handoff_out;
 
 /* Where a batch lies: one block of memory that starts with seq_uid holds all of its arrays but the alternatives. */
 typedef struct di_event_info {
@@ -246,6 +279,17 @@ int di_pack(di_core *core, uint64_t step, di_input_metadata *base);
 int di_pack_sampler(di_core *core, uint64_t step, di_sampler_inputs *out);
 /* Append tokens, stop checks, events. output may be NULL if no row of the step ends its prompt. */
 int di_commit(di_core *core, uint64_t step, const di_sampler_output *output, di_event_batch *events);
+/* Take units for a request whose prompt was computed elsewhere: all or nothing. DI_E_CAPACITY: not now; DI_E_ARG: never.
+ * Nothing but di_inject and di_acknowledge gives them back or lets them run; an abort in between waits for either. */
+int di_reserve(di_core *core, const di_request *request, di_reservation *out);
+/* The units are filled, nobody else touches them: the request runs from the next decode step with a free row on.
+ * Consumes the handle. A request that was aborted meanwhile ends here. */
+int di_inject(di_core *core, uint64_t handle, const di_inject_args *args);
+/* What to send of a request whose PREFILLED event was seen. After di_step_done of its last step. */
+int di_handoff(di_core *core, uint64_t uid, di_handoff_out *out);
+/* PROMPT: the receiver has everything (or gave up). COMPLETION: the sender will write no more, though nothing was
+ * injected. The units go back, and the terminal event follows. */
+int di_acknowledge(di_core *core, uint64_t uid);
 /* The device has finished every access of every step up to this one. */
 int di_step_done(di_core *core, uint64_t step);
 /* Terminal events that were decided outside a commit. An empty batch takes no arena. */

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "di_transfer.h"
+
 static int level(const di_core *c) { return c->cfg.validation; }
 
 int di_check_init(di_core *c)
@@ -90,13 +92,16 @@ static int check_seq(di_core *c, const di_seq *s, census *n)
     if (s->cached > s->len || s->cached < 0) return wrong("cached", s, "more positions than tokens");
     if (s->inflight > c->cfg.depth || s->inflight > s->inflight_all) return wrong("inflight", s, "too many steps");
     int holds = s->n_blocks || s->swa_slot || s->state_slot || s->draft_slot || s->row_slot;
-    if (holds && s->phase != DI_PHASE_PREFILL && s->phase != DI_PHASE_RUNNING)
+    if (holds && s->phase != DI_PHASE_PREFILL && s->phase != DI_PHASE_RUNNING &&
+        s->phase != DI_PHASE_HANDOFF)
         return wrong("phase", s, "holds units in a phase that has none");
     if (s->phase == DI_PHASE_RUNNING && s->inflight == 0 && s->cached != s->len - 1)
         return wrong("cached", s, "a running request must have computed all but its last token");
     if (s->swa_valid_start > s->store_from || s->store_from % c->cfg.block_size ||
         s->store_from > s->n_blocks * (int64_t)c->cfg.block_size)
         return holds ? wrong("store_from", s, "a prefix hit is no row of whole blocks") : 0;
+    if (s->phase == DI_PHASE_HANDOFF && (s->row_slot || s->draft_slot || s->inflight_all || s->listed))
+        return wrong("phase", s, "is in a transfer and in a step, a row or a queue as well");
     return see_units(c, s);
 }
 
@@ -186,6 +191,7 @@ static int check_all(di_core *c)
         code = wrong("table", NULL, "the number of requests is wrong");
     pthread_mutex_unlock(&c->clients.lock);
     if (!code) code = di_queue_check(&c->queue);
+    if (!code) code = di_transfer_check(c);
     if (!code) code = check_running(c);
     if (!code) code = check_steps(c);
     return code ? code : check_census(c, &n);

@@ -1,6 +1,7 @@
 #include "di_command.h"
 
 #include "di_state.h"
+#include "di_transfer.h"
 
 void di_command_push(di_clients *cl, di_seq *s, uint8_t command)
 {
@@ -46,26 +47,33 @@ int di_command_drain(di_core *c)
         }
         if ((commands & DI_COMMAND_ABORT) && !di_seq_is_terminal(s)) {
             c->count.aborts++;
-            int code = di_core_finish(c, s, DI_FINISH_ABORT, 1);
+            int code = di_transfer_end(c, s, DI_FINISH_ABORT);
             if (code) return code;
         }
     }
+}
+
+int di_client_create(di_core *c, const di_request *r, di_seq **out)
+{
+    return di_seq_create(&c->clients.bins, r, &c->cfg, (c->cfg.depth + 1) * c->dim.q, out);
 }
 
 int di_submit(di_core *c, const di_request *r, uint64_t *uid)
 {
     if (!c || !r || !uid) return di_fail(DI_E_ARG, "Request", "", "a NULL argument");
     if (atomic_load(&c->poisoned)) return di_core_refuse();
+    if (c->cfg.engine_type == DI_ENGINE_COMPLETION)
+        return di_fail(DI_E_ARG, "Request", "engine_type",
+                       "is 2 (COMPLETION): it computes no prompt, di_reserve is its way in");
     int code = di_request_check(r, c->cfg.vocab_size);
     if (code) return code;
     di_clients *cl = &c->clients;
-    int32_t slack = (c->cfg.depth + 1) * c->dim.q;
     di_seq *s = NULL;
     pthread_mutex_lock(&cl->lock);
     if (cl->table.count >= DI_MAX_LIVE)
         code = di_fail(DI_E_CAPACITY, "Request", "", "%d requests are live, the most that a core keeps", DI_MAX_LIVE);
     else
-        code = di_seq_create(&cl->bins, r, &c->cfg, slack, &s);
+        code = di_client_create(c, r, &s);
     if (!code) {
         s->uid = ++cl->next_uid;
         di_table_add(&cl->table, s);

@@ -33,6 +33,8 @@ di_seq *di_command_pop(di_clients *cl, uint8_t *commands);
 void di_command_remove(di_clients *cl, di_seq *s);
 
 struct di_core;
+/* di_seq_create with this core's sizes. Client lock held. */
+int di_client_create(struct di_core *c, const di_request *r, di_seq **out);
 /* Carry out everything that was queued before this call. Engine thread. */
 int di_command_drain(struct di_core *c);
 

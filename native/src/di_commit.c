@@ -4,6 +4,7 @@
 
 #include "di_check.h"
 #include "di_output.h"
+#include "di_transfer.h"
 
 enum { LOGPROB_FLOOR = -9999 };
 
@@ -13,8 +14,7 @@ static float floored(const float *values, int32_t at)
     return x > (float)LOGPROB_FLOOR ? x : (float)LOGPROB_FLOOR;
 }
 
-/* Why the request ends with its newest token; NONE if it goes on. Order: stop ids, model length, max_tokens. */
-static uint8_t stop_reason(const di_core *c, const di_seq *s, int32_t token)
+uint8_t di_core_stop_reason(const di_core *c, const di_seq *s, int32_t token)
 {
     int32_t n_output = di_seq_output_len(s);
     if (s->stop_mask >> (token & 31) & 1 && n_output > s->sampling.min_tokens)
@@ -98,6 +98,14 @@ static int offer(di_core *c, di_seq *s)
     return c->prefix.is_on && s->cached >= s->register_at ? di_prefix_register(&c->prefix, s) : 0;
 }
 
+/* The prompt's end in a PROMPT engine: its first token tells that the cache can be fetched. */
+static int hand_off(di_core *c, di_seq *s, int32_t e, di_event_arena *a)
+{
+    a->is_plain = 0;
+    a->kind[e] = DI_EVENT_PREFILLED;
+    return di_transfer_offer(c, s);
+}
+
 /* Append the accepted drafts and the sampled token until one stops the request; later ones are dropped. */
 static int append_tokens(di_core *c, di_step *step, int32_t i, const di_tokens *t, di_event_arena *a)
 {
@@ -111,12 +119,13 @@ static int append_tokens(di_core *c, di_step *step, int32_t i, const di_tokens *
     if (di_seq_output_len(s) >= s->max_tokens || s->len > c->cfg.max_model_len)
         return di_fail(DI_E_INTERNAL, "", "tokens", "request %llu outgrows its buffer at %d tokens",
                        (unsigned long long)s->uid, s->len);
+    if (s->first_waits) di_transfer_put_first(a, s);
     for (int32_t j = 0; j <= accepted && reason == DI_FINISH_NONE; j++) {
         int is_draft = j < accepted;
         int32_t token = is_draft ? t->verified[r->first + j] : t->sampled[i];
         s->tokens[s->len++] = token;
         e = put_token(a, r, i, j, is_draft, token, t);
-        reason = stop_reason(c, s, token);
+        reason = di_core_stop_reason(c, s, token);
     }
     if (r->q > 1 || t->confidence) put_step_end(c, a, e, i, step->kind == DI_STEP_DECODE ? r->q - 1 : 0, accepted, t);
     int32_t appended = s->len - start_len;
@@ -131,7 +140,7 @@ static int append_tokens(di_core *c, di_step *step, int32_t i, const di_tokens *
             size_t at = (size_t)i * (size_t)c->cfg.num_draft;
             di_varlen_keep(c, s, t->drafts ? t->drafts + at : NULL, t->confidence ? t->confidence + at : NULL);
         }
-        return 0;
+        return c->cfg.engine_type == DI_ENGINE_PROMPT ? hand_off(c, s, e, a) : 0;
     }
     a->is_plain = 0;
     a->flags[e] |= DI_EVENT_FLAG_LAST;

@@ -46,7 +46,10 @@ static int check_ranges(const di_config *k)
     REQUIRE(swa_ring, k->swa_ring >= 0 && k->swa_ring <= 1 << 28, "0 .. 2**28");
     REQUIRE(max_prefill_burst, k->max_prefill_burst >= 0, ">= 0");
     REQUIRE(stop_preempted, k->stop_preempted == 0 || k->stop_preempted == 1, "0 or 1");
-    REQUIRE(engine_type, k->engine_type == DI_ENGINE_NORMAL, "0 (NORMAL); this release has no other engine type");
+    REQUIRE(engine_type, k->engine_type >= DI_ENGINE_NORMAL && k->engine_type <= DI_ENGINE_COMPLETION,
+            "0 (NORMAL), 1 (PROMPT) or 2 (COMPLETION)");
+    REQUIRE(stop_preempted, k->stop_preempted == 1 || k->engine_type != DI_ENGINE_COMPLETION,
+            "1 with engine_type 2 (COMPLETION): it cannot compute a preempted request again");
     REQUIRE(window, k->window >= 0 && k->window <= 1 << 28, "0 .. 2**28");
     REQUIRE(backtrack, k->backtrack >= 1 && k->backtrack <= 1 << 28, "1 .. 2**28");
     REQUIRE(ngram, k->ngram >= 0 && k->ngram <= MAX_NGRAM, "0 .. 16");

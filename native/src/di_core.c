@@ -10,6 +10,7 @@
 #include "di_policy.h"
 #include "di_publish.h"
 #include "di_state.h"
+#include "di_transfer.h"
 
 #ifndef DI_VERSION
 #error "DI_VERSION must name the distribution's version"
@@ -230,6 +231,7 @@ void di_core_destroy(di_core *c)
     }
     di_bins_free(&c->clients.bins);
     di_events_free(&c->events);
+    di_handle_free(&c->handles);
     if (c->clients.has_lock) pthread_mutex_destroy(&c->clients.lock);
     di_arena_free(&c->arena);
     free(c);
@@ -276,7 +278,7 @@ int di_finish(di_core *c, uint64_t uid, int reason, int n_output)
     if (!code) {
         s->len = s->prompt_len + n_output;
         if (s->cached > s->len) s->cached = s->len;
-        code = di_core_finish(c, s, (uint8_t)reason, 1);
+        code = di_transfer_end(c, s, (uint8_t)reason);
     }
     return di_core_leave(c, code);
 }

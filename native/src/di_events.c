@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "di_state.h"
+#include "di_transfer.h"
 
 enum { LINE = 64 };
 
@@ -176,8 +177,9 @@ void di_events_flush(di_core *c, di_event_arena *a)
 {
     di_events *e = &c->events;
     if (e->head) a->is_plain = 0;
-    while (e->head && a->count < e->capacity) {
+    while (e->head && a->count + e->head->first_waits < e->capacity) {
         di_seq *s = e->head;
+        di_transfer_put_first(a, s);
         e->head = s->event_next;
         if (!e->head) e->tail = NULL;
         e->waiting--;

@@ -14,6 +14,8 @@ int di_policy_decode(di_core *c, di_step *step, di_outputs *o);
 
 /* Running sequences that cross a block boundary within the next two steps: blocks that admission leaves free. */
 int32_t di_policy_reserve(const di_core *c);
+/* Put a request at the end of the running set, with a draft slot where its engine decodes with drafts. */
+int di_policy_start_running(di_core *c, di_seq *s);
 /* Close the holes in the running set, keeping its order. */
 void di_policy_compact(di_core *c);
 /* Append a row to the step. */

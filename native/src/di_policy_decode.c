@@ -1,9 +1,12 @@
 /* Decode and pressure (spec/engine.md 2.4, 2.5): grow, hold, then preempt. */
 #include "di_policy.h"
 
+#include "di_transfer.h"
+
 int32_t di_policy_reserve(const di_core *c)
 {
     int32_t n = 0;
+    if (c->cfg.engine_type == DI_ENGINE_PROMPT) return 0;    /* nothing grows there */
     for (int32_t i = 0; i < c->n_running; i++) {
         const di_seq *s = c->running[i];
         if (!s) continue;
@@ -194,10 +197,12 @@ static int provide(di_core *c, int32_t *n, int32_t growers, int64_t need, di_out
 
 int di_policy_decode(di_core *c, di_step *step, di_outputs *o)
 {
+    int code = c->cfg.engine_type == DI_ENGINE_COMPLETION ? di_transfer_admit(c, o) : 0;
+    if (code) return code;
     if (c->live_running != c->n_running) di_policy_compact(c);
     int32_t n = 0, growers = 0;
     int64_t need = choose(c, &n, &growers);
-    int code = need > 0 ? provide(c, &n, growers, need, o) : 0;
+    if (need > 0) code = provide(c, &n, growers, need, o);
     if (code) return code;
     if (c->cfg.row_order == 1) sort_by_length(c->candidates, n);
     const int32_t *lengths = NULL;

@@ -28,7 +28,7 @@ static int is_above_watermark(const di_core *c)
 int di_policy_wants_prefill(const di_core *c)
 {
     di_seq *s = di_queue_head(&c->queue);
-    if (!s) return 0;
+    if (!s || c->cfg.engine_type == DI_ENGINE_COMPLETION) return 0;
     /* A continuation has its blocks already: the watermark must not stop it, nor a prompt that will only be refused. */
     if (!is_first_admission(s) || is_too_long(c, s)) return 1;
     if (is_above_watermark(c) || c->admitted >= c->cfg.max_num_seqs) return 0;
@@ -41,6 +41,7 @@ int di_policy_wants_prefill(const di_core *c)
 
 int di_policy_drop_too_long(di_core *c)
 {
+    if (c->cfg.engine_type == DI_ENGINE_COMPLETION) return 0;    /* di_reserve looked at the length */
     for (di_seq *s = di_queue_head(&c->queue); s && is_first_admission(s) && is_too_long(c, s);
          s = di_queue_head(&c->queue)) {
         int code = di_core_finish(c, s, DI_FINISH_TOO_LONG, 1);
@@ -91,16 +92,16 @@ static int admit(di_core *c, di_seq *s, const di_hit *hit, di_outputs *o)
     return 0;
 }
 
-static int start_running(di_core *c, di_seq *s)
+int di_policy_start_running(di_core *c, di_seq *s)
 {
-    if (c->cfg.num_draft && di_pool_take(&c->draft, 1, &s->draft_slot)) return DI_E_INTERNAL;
+    /* A PROMPT engine hands the request over before it would draft. */
+    int drafts = c->cfg.num_draft > 0 && c->cfg.engine_type != DI_ENGINE_PROMPT;
+    if (drafts && di_pool_take(&c->draft, 1, &s->draft_slot)) return DI_E_INTERNAL;
     if (c->n_running == c->cfg.max_num_seqs) di_policy_compact(c);
     s->running_at = c->n_running;
     c->running[c->n_running++] = s;
     c->live_running++;
     s->listed = 1;
-    s->awaits_first = 1;
-    s->has_drafts = 0;
     s->holds = 0;
     di_core_set_phase(c, s, DI_PHASE_RUNNING);
     return 0;
@@ -114,6 +115,13 @@ static void note_prefix(di_step *step, const di_seq *s, int is_first)
     if (!is_first) return;
     step->out->hit_tokens[i] = s->swa_valid_start;
     step->out->replayed_tokens[i] = s->store_from - s->swa_valid_start;
+}
+
+static int end_prompt(di_core *c, di_seq *s)
+{
+    s->awaits_first = 1;
+    s->has_drafts = 0;
+    return di_policy_start_running(c, s);
 }
 
 int di_policy_prefill(di_core *c, di_step *step, di_outputs *o)
@@ -152,14 +160,15 @@ int di_policy_prefill(di_core *c, di_step *step, di_outputs *o)
         if (code) return code;
         int is_last = s->cached + q == s->len;
         di_queue_remove(&c->queue, s);
-        if (is_last) code = start_running(c, s);
+        if (is_last) code = end_prompt(c, s);
         else if (s->phase != DI_PHASE_PREFILL) di_core_set_phase(c, s, DI_PHASE_PREFILL);
         if (code) return code;
         di_policy_add_row(c, step, s, s->cached, q, is_last);
         if (s->store_from) note_prefix(step, s, is_first);
         sum_k += s->len;
-        if (!is_last) break;    /* a NORMAL engine stops after the first chunked prompt (rule 13) */
-        if (s->n_blocks * (int64_t)c->cfg.block_size - s->len < 2 * c->dim.q) reserve++;
+        int is_normal = c->cfg.engine_type == DI_ENGINE_NORMAL;
+        if (!is_last && is_normal) break;    /* a NORMAL engine stops after the first chunked prompt (rule 13) */
+        if (is_normal && s->n_blocks * (int64_t)c->cfg.block_size - s->len < 2 * c->dim.q) reserve++;
     }
     return 0;
 }

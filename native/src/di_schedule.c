@@ -82,6 +82,9 @@ int di_schedule(di_core *c, int mode, di_scheduler_outputs *out)
     if (code) return code;
     if (!out || mode < DI_MODE_TRY_PREFILL || mode > DI_MODE_EMPTY_PREFILL)
         code = di_fail(DI_E_ARG, "", out ? "mode" : "out", "mode %d", mode);
+    else if (mode == DI_MODE_DECODE ? c->cfg.engine_type == DI_ENGINE_PROMPT : c->cfg.engine_type == DI_ENGINE_COMPLETION)
+        code = di_fail(DI_E_ARG, "", "mode", "mode %d: an engine of type %d makes %s steps only", mode,
+                       c->cfg.engine_type, mode == DI_MODE_DECODE ? "prefill" : "decode");
     else if (c->launched - c->committed >= (uint64_t)c->cfg.depth)
         code = di_fail(DI_E_ORDER, "", "step_id", "step %llu must be committed first: %d in flight is the depth",
                        (unsigned long long)(c->committed + 1), c->cfg.depth);
@@ -107,7 +110,7 @@ int di_probe(di_core *c, di_probe_out *out)
     *out = (di_probe_out){
         .point = d != 0 && d % any == 0 ? 1 : d % all == 0 ? 2 : 0,
         .want = di_policy_wants_prefill(c),
-        .has_running = c->live_running > 0,
+        .has_running = c->live_running > 0 || (c->cfg.engine_type == DI_ENGINE_COMPLETION && c->queue.count > 0),
         .has_unfinished = unfinished > 0,
         .burst_reached = c->cfg.max_prefill_burst > 0 && c->prefill_burst >= (uint64_t)c->cfg.max_prefill_burst,
         .in_flight = (int32_t)(c->launched - c->committed),

@@ -1,7 +1,7 @@
 /* One request inside the core, and the table that finds it by uid.
  *
- * Life (spec/engine.md 1.3). Phases are DI_PHASE_; PENDING lives in Python only, HANDOFF belongs to an engine type
- * that this release does not have.
+ * Life (spec/engine.md 1.3). Phases are DI_PHASE_; PENDING lives in Python only, HANDOFF belongs to PROMPT and COMPLETION
+ * engines (di_transfer.h).
  *
  *   submit -> WAITING -> PREFILL <-> PREFILL -> RUNNING -> RETIRED
  *                ^  \________________________/ |  \-> ZOMBIE -> RETIRED     (terminal while steps are in flight)
@@ -52,7 +52,7 @@ struct di_seq {
     uint8_t inflight;         /* launched, uncommitted steps of this generation */
     uint8_t inflight_all;     /* ... of every generation */
     uint8_t holds;            /* consecutive steps held */
-    uint8_t has_drafts;
+    uint8_t has_drafts;       /* 1: and their probabilities lie in its draft slot; 2: the host's ids are all there is */
     uint8_t awaits_first;     /* the step that ends its prompt is in flight */
     uint8_t listed;           /* in a queue or the running set */
     uint8_t reason;
@@ -90,6 +90,10 @@ struct di_seq {
     uint8_t command;                /* DI_COMMAND_ bits waiting in the command list */
     uint64_t event_step;            /* step of the terminal event, 0 = outside a commit */
     int32_t event_output;           /* output tokens of the terminal event */
+    uint64_t handle;                /* of a reservation, until it is injected; 0 = none */
+    float first_logprob;            /* of an injected request */
+    uint8_t first_waits;            /* the event of its first token is not out */
+    uint8_t ending;                 /* a reason that waits for the acknowledgement of a transfer */
 };
 
 _Static_assert(offsetof(di_seq, blocks) == 64, "the hot fields fill one cache line");

@@ -14,6 +14,7 @@
 #include "di_cost.h"
 #include "di_error.h"
 #include "di_events.h"
+#include "di_handle.h"
 #include "di_pool.h"
 #include "di_prefix.h"
 #include "di_queue.h"
@@ -39,7 +40,7 @@ typedef struct di_row {
 } di_row;
 
 /* Draft slot whose drafts the row verifies, 0 = none yet. */
-static inline int32_t di_row_draft_read(const di_row *r) { return r->has_drafts || r->remap >= 0 ? r->draft_slot : 0; }
+static inline int32_t di_row_draft_read(const di_row *r) { return r->has_drafts == 1 || r->remap >= 0 ? r->draft_slot : 0; }
 
 struct di_outputs;
 typedef struct di_step {
@@ -133,6 +134,7 @@ struct di_core {
     di_seq **candidates, **growers;   /* [max_num_seqs] scratch of the decode pass */
     di_seq *sweep_head, *sweep_tail;      /* ended, not reported by schedule */
     di_events events;
+    di_handles handles;       /* external pins and reservations */
     di_counters count;
     di_cost cost;             /* time budget of prefill steps */
     di_varlen varlen;         /* verification lengths of decode steps */
@@ -156,6 +158,8 @@ void di_core_leave_running(di_core *c, di_seq *s);
 /* The terminal transition: leaves queue and running set, releases, becomes RETIRED or ZOMBIE. with_event: queue a bare
  * FINISH event (0 when the last token carries it). */
 int di_core_finish(di_core *c, di_seq *s, uint8_t reason, int with_event);
+/* Why a request ends with its newest token, NONE if it goes on. Order: stop ids, model length, max_tokens. */
+uint8_t di_core_stop_reason(const di_core *c, const di_seq *s, int32_t token);
 /* One launched step of a request was committed: the last one retires a zombie. */
 void di_core_settle(di_core *c, di_seq *s);
 /* Give the buffer back if nothing refers to the request any more. */

@@ -18,6 +18,7 @@ int di_stats(di_core *c, di_stats_out *out)
         .main = levels(&c->main), .swa = levels(&c->swa), .state = levels(&c->state), .draft = levels(&c->draft),
         .waiting = c->phase_count[DI_PHASE_WAITING], .prefill = c->phase_count[DI_PHASE_PREFILL],
         .running = c->phase_count[DI_PHASE_RUNNING], .zombie = c->phase_count[DI_PHASE_ZOMBIE],
+        .handoff = c->phase_count[DI_PHASE_HANDOFF],
         .queued_events = c->events.waiting,
         .steps_prefill = c->count.steps_prefill, .steps_decode = c->count.steps_decode,
         .tokens_prefill = c->count.tokens_prefill, .tokens_decode = c->count.tokens_decode,

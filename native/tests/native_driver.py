@@ -58,6 +58,7 @@ class Request:
     output: list = field(default_factory=list)
     reason: FinishReason = FinishReason.NONE
     final_index: int = -1
+    prefilled: bool = False
 
     @property
     def history(self):
@@ -98,7 +99,8 @@ class Follower:
             r = self.requests[uid]
             require(r.reason == FinishReason.NONE, "event after the end of", uid)
             require(prompt_len == len(r.prompt), "prompt_len of", uid)
-            if kind == EventKind.TOKEN:
+            if kind in (EventKind.TOKEN, EventKind.PREFILLED):
+                r.prefilled |= kind == EventKind.PREFILLED
                 r.output.append(token)
                 require(index == len(r.output), "output_index", index, "of", uid)
             else:
@@ -130,6 +132,7 @@ class Driver:
         self.device = Device(config, strict=not config.stream_ordered_reuse)
         self.open = []  # (record, copies of what commit needs)
         self.drafts = {}  # uid -> drafts on the device
+        self.host_drafts = {}  # uid -> drafts that came with an injected request, for its first step
         self.good_drafts = good_drafts
         self.steps = []
 
@@ -177,12 +180,16 @@ class Driver:
                 require(fed[:known] == history[k - q : k - q + known], "tokens of", uid, fed, history[k - q : k])
                 if o.kind == StepKind.DECODE and q > 1:
                     pad = [VOCAB - 1] * self.config.num_draft
-                    drafts = self.drafts.get(uid, pad) if o.draft_read_slot[i] else pad
+                    drafts = self.drafts.get(uid, pad) if o.draft_read_slot[i] else self.host_drafts.get(uid, pad)
                     require(fed[1:] == drafts[: q - 1], "drafts of", uid, fed, drafts)
             at += q
         if self.config.inputs == "InputMetadata":
             return None
         return {name: copied(getattr(m, name)) for name in PACKED}
+
+    def drafts_of(self, uid):
+        """What the next decode step of a request verifies."""
+        return self.drafts.get(uid) or self.host_drafts.get(uid) or [VOCAB - 1] * self.config.num_draft
 
     def sample(self, kind, rows):
         """What the device's sampler returns for a step, given everything that was committed before it."""
@@ -196,7 +203,7 @@ class Driver:
             history = list(request.history)
             if kind == StepKind.PREFILL and not is_last:
                 continue
-            drafts = self.drafts.get(uid, [VOCAB - 1] * k)
+            drafts = self.drafts_of(uid)
             token = self.token(request, history)
             for j in range(q - 1 if kind == StepKind.DECODE else 0):
                 if drafts[j] != token:
@@ -234,7 +241,7 @@ class Driver:
 
     def commit(self):
         step, kind, rows = self.open.pop(0)
-        launched = self.device.execute(step, lambda uid: self.drafts.get(uid, [VOCAB - 1] * self.config.num_draft))
+        launched = self.device.execute(step, self.drafts_of)
         out = self.sample(kind, rows)
         batch = self.core.commit(step, out)
         verified = None if out.verified_ids is None else out.verified_ids.tolist()

@@ -11,6 +11,7 @@ from deepinfer_native.errors import NativeError, StaleBatchError
 from deepinfer_native.events import EventView
 from deepinfer_native.placeholder import placeholder_inputs
 from deepinfer_native.stats import CoreStats, PoolStats
+from deepinfer_native.transfer import Handoff, Reservation
 
 __all__ = [
     "AttentionKind",
@@ -20,8 +21,10 @@ __all__ = [
     "CostModel",
     "CostRow",
     "EventView",
+    "Handoff",
     "NativeError",
     "PoolStats",
+    "Reservation",
     "StaleBatchError",
     "StepMode",
     "placeholder_inputs",

@@ -82,8 +82,11 @@ def _check_choices(c: CoreConfig) -> None:
             raise _outside(name, value, "0, or >= 2 (slot 0 is the null slot)")
     if not isinstance(c.prefill_watermark, (int, float)) or not 0 < c.prefill_watermark <= 1:
         raise _outside("prefill_watermark", c.prefill_watermark, "(0, 1]")
-    if c.engine_type != EngineType.NORMAL:
-        raise _outside("engine_type", c.engine_type, "0 (NORMAL); this release has no other engine type")
+    if c.engine_type not in list(EngineType):
+        raise _outside("engine_type", c.engine_type, "0 (NORMAL), 1 (PROMPT) or 2 (COMPLETION)")
+    if c.engine_type == EngineType.COMPLETION and not c.stop_preempted:
+        bound = "1 with engine_type 2 (COMPLETION): it cannot compute a preempted request again"
+        raise _outside("stop_preempted", int(c.stop_preempted), bound)
     for name, choices in (
         ("inputs", ("InputMetadata", "InputMetadataV41")),
         ("row_order", ("stable", "length_desc")),

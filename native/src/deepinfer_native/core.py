@@ -13,6 +13,7 @@ from attrs import frozen
 
 from deepinfer_contracts import (
     AbortStatus,
+    EngineType,
     FinishReason,
     InputMetadata,
     InputMetadataV41,
@@ -30,6 +31,7 @@ from deepinfer_native.library import call, check, ffi, lib
 from deepinfer_native.request import Ids, RequestWriter
 from deepinfer_native.sampler_output import OutputWriter
 from deepinfer_native.stats import CoreStats, from_c
+from deepinfer_native.transfer import Transfers
 from deepinfer_native.verify import curve_to_c
 from deepinfer_native.views import RecordReader
 
@@ -67,7 +69,7 @@ class Gate:
         self._lock.release()
 
 
-class Core:
+class Core(Transfers):
     """Queue, pools, step records and packers of one engine (``spec/engine.md`` 1 to 4).
 
     `submit` and `abort` may be called from any thread; everything else belongs to one engine thread at a time, a
@@ -202,7 +204,13 @@ class Core:
             return self._steps.read(core)
 
     def schedule_local(self) -> SchedulerOutputs:
-        """The step of an engine with one rank: prefill at its points and when nothing can be decoded, else decode."""
+        """The step of an engine with one rank: prefill at its points and when nothing can be decoded, else decode.
+
+        A PROMPT engine makes prefill steps only, a COMPLETION engine decode steps only.
+        """
+        if self.config.engine_type == EngineType.PROMPT:
+            outputs = self.schedule(StepMode.TRY_PREFILL)
+            return outputs if outputs.num_reqs else self.schedule(StepMode.EMPTY_PREFILL)
         probe = self.probe()
         is_due = probe.point != 0 or not probe.has_running
         may = not (probe.burst_reached and probe.has_running)

@@ -58,7 +58,7 @@ class CapacityError(NativeError):
 
 
 class StaleHandleError(NativeError):
-    """What the handle named is gone: the core is closed."""
+    """What the handle named is gone: it was given back or used up, or the core is closed."""
 
     code = ErrorCode.STALE_HANDLE
 

@@ -49,3 +49,30 @@ class RequestWriter:
                 setattr(self.struct, name, value)
             except (TypeError, OverflowError) as error:
                 raise ArgumentError(f"is {value!r}: {error}", contract="Request", field=name) from error
+
+
+DEFAULTS: dict[str, Any] = {
+    "min_tokens": 0,
+    "ignore_eos": False,
+    "priority": 0,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "seed": 0,
+    "prefix_lookup": True,
+}
+ARRAYS = ("eos_ids", "stop_ids", "forced")
+
+
+def request_of(prompt_ids: Ids, max_tokens: int, options: dict[str, Any]) -> RequestWriter:
+    """The struct of a request given by keywords of ``Core.submit``. Raises ArgumentError for an unknown one."""
+    unknown = [name for name in options if name not in DEFAULTS and name not in ARRAYS]
+    if unknown:
+        raise ArgumentError(f"no parameter of a request: {', '.join(unknown)}", contract="Request", field=unknown[0])
+    arrays = {"prompt": prompt_ids, **{name: options.get(name, ()) for name in ARRAYS}}
+    values = {"max_tokens": max_tokens, **{name: options.get(name, value) for name, value in DEFAULTS.items()}}
+    return RequestWriter(arrays, values)

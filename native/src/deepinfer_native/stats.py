@@ -32,6 +32,7 @@ class CoreStats:
     prefill: int
     running: int
     zombie: int
+    handoff: int
     unfinished: int
     queued_events: int
     steps_prefill: int
