@@ -204,6 +204,10 @@ typedef struct di_event_info {
     uint64_t generation;            /* batches that were written to this arena so far */
     void *data;
     uint64_t bytes;
+    uint64_t step_id;
+    int32_t count;                  /* events of the batch */
+    int32_t has_more;               /* 1: it has confidences or alternatives too */
+    int32_t next;                   /* arena that the next batch goes to, unless it is pinned until then */
 } di_event_info;
 
 /* Predicted time of a step (spec/engine.md 2.8): integers throughout, times in ns with DI_COST_FRACTION = 20 bits of
@@ -272,6 +276,9 @@ int di_probe(di_core *core, di_probe_out *out);
  * the next step gets the same step_id.
  * Requests that ended since the last call are listed, except by a TRY_PREFILL that finds nothing. */
 int di_schedule(di_core *core, int mode, di_scheduler_outputs *out);
+/* The step of an engine with one rank: di_probe, a prefill step where one is due, wanted and not empty, else a decode
+ * step. */
+int di_schedule_local(di_core *core, di_scheduler_outputs *out);
 /* Fill the input record of the newest step; base must be the first member of a di_input_metadata_v41 when
  * config.inputs is 1. Only for the newest launched, uncommitted step. */
 int di_pack(di_core *core, uint64_t step, di_input_metadata *base);
@@ -279,6 +286,9 @@ int di_pack(di_core *core, uint64_t step, di_input_metadata *base);
 int di_pack_sampler(di_core *core, uint64_t step, di_sampler_inputs *out);
 /* Append tokens, stop checks, events. output may be NULL if no row of the step ends its prompt. */
 int di_commit(di_core *core, uint64_t step, const di_sampler_output *output, di_event_batch *events);
+/* di_commit and di_event_last in one call: *info is filled on success. */
+int di_commit_info(di_core *core, uint64_t step, const di_sampler_output *output, di_event_batch *events,
+                   di_event_info *info);
 /* Take units for a request whose prompt was computed elsewhere: all or nothing. DI_E_CAPACITY: not now; DI_E_ARG: never.
  * Nothing but di_inject and di_acknowledge gives them back or lets them run; an abort in between waits for either. */
 int di_reserve(di_core *core, const di_request *request, di_reservation *out);

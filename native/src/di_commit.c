@@ -247,6 +247,17 @@ int di_commit(di_core *c, uint64_t step, const di_sampler_output *output, di_eve
     return di_core_leave(c, code);
 }
 
+int di_commit_info(di_core *c, uint64_t step, const di_sampler_output *output, di_event_batch *events,
+                   di_event_info *info)
+{
+    int code = di_core_enter(c);
+    if (code) return code;
+    code = events && info ? commit(c, step, output, events)
+                          : di_fail(DI_E_ARG, "", events ? "info" : "events", "NULL");
+    if (!code) di_events_info(&c->events, info);
+    return di_core_leave(c, code);
+}
+
 int di_poll_events(di_core *c, di_event_batch *events)
 {
     int code = di_core_enter(c);
@@ -280,11 +291,6 @@ int di_event_last(di_core *c, di_event_info *out)
     int code = di_core_enter(c);
     if (code) return code;
     if (!out) return di_core_leave(c, di_fail(DI_E_ARG, "", "out", "NULL"));
-    *out = (di_event_info){.arena = c->events.last};
-    if (out->arena >= 0) {
-        const di_event_arena *a = c->events.arenas[out->arena];
-        *out = (di_event_info){.arena = out->arena, .capacity = c->events.capacity, .generation = a->generation,
-                               .data = a->seq_uid, .bytes = a->bytes};
-    }
+    di_events_info(&c->events, out);
     return di_core_leave(c, 0);
 }

@@ -132,16 +132,19 @@ static int has_top(di_event_arena *a, int32_t n_top)
     return 0;
 }
 
+/* The arena that was written longest ago, of those that nobody reads; -1 = all are pinned. */
+static int32_t oldest(const di_events *e)
+{
+    int32_t best = -1;
+    for (int32_t i = 0; i < e->n_arenas; i++)
+        if (!e->arenas[i]->pinned && (best < 0 || e->arenas[i]->serial < e->arenas[best]->serial)) best = i;
+    return best;
+}
+
 int di_events_reserve(di_events *e, int32_t n_top, di_event_arena **out)
 {
-    di_event_arena *best = NULL;
-    int32_t idle = 0;         /* arenas that nobody reads */
-    for (int32_t i = 0; i < e->n_arenas; i++) {
-        di_event_arena *a = e->arenas[i];
-        if (a->pinned) continue;
-        idle++;
-        if (!best || a->serial < best->serial) best = a;
-    }
+    int32_t at = oldest(e);
+    di_event_arena *best = at < 0 ? NULL : e->arenas[at];
     /* The newest ring - 1 batches stay readable: only an arena older than those may be recycled. */
     int is_fresh = best && best->serial != 0 && best->serial + (uint64_t)e->ring > e->serial + 1;
     if (!best || is_fresh) {
@@ -152,6 +155,20 @@ int di_events_reserve(di_events *e, int32_t n_top, di_event_arena **out)
     int code = has_top(best, n_top);
     if (!code) *out = best;
     return code;
+}
+
+void di_events_info(const di_events *e, di_event_info *out)
+{
+    *out = (di_event_info){.arena = e->last, .next = oldest(e)};
+    if (e->last < 0) return;
+    const di_event_arena *a = e->arenas[e->last];
+    out->capacity = e->capacity;
+    out->generation = a->generation;
+    out->data = a->seq_uid;
+    out->bytes = a->bytes;
+    out->step_id = a->step_id;
+    out->count = a->count;
+    out->has_more = a->n_conf > 0 || a->n_top > 0;
 }
 
 void di_events_begin(di_events *e, di_event_arena *a)
@@ -203,11 +220,11 @@ static di_view view(const void *data, int32_t dtype, int32_t n)
                      .space = DI_SPACE_HOST, .flags = data ? DI_VIEW_PRESENT : 0};
 }
 
-void di_events_publish(di_events *e, const di_event_arena *a, uint64_t step, di_event_batch *out)
+void di_events_publish(di_events *e, di_event_arena *a, uint64_t step, di_event_batch *out)
 {
     static const di_event_arena none = {0};
     /* An empty batch points at the first arena with length 0: present, and nothing to read. */
-    if (!a) e->last = -1;
+    if (a) a->step_id = step; else e->last = -1;
     const di_event_arena *from = a ? a : e->arenas[0];
     int32_t n = a ? a->count : none.count, n_conf = a ? a->n_conf : 0, n_top = a ? a->n_top : 0;
     memset(out, 0, sizeof *out);

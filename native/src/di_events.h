@@ -13,6 +13,7 @@
 
 typedef struct di_event_arena {
     uint64_t generation;      /* batches written here */
+    uint64_t step_id;         /* of the batch */
     uint64_t serial;          /* order of the last batch over all arenas; 0 = never used */
     int32_t pinned;
     int32_t count, n_conf, n_top;
@@ -51,7 +52,10 @@ void di_events_begin(di_events *e, di_event_arena *a);
 /* Queue the terminal event of a request. */
 void di_events_wait(di_events *e, di_seq *s);
 /* Point the contract record at an arena; a NULL arena makes an empty batch. */
-void di_events_publish(di_events *e, const di_event_arena *a, uint64_t step, di_event_batch *out);
+void di_events_publish(di_events *e, di_event_arena *a, uint64_t step, di_event_batch *out);
+
+/* Where the last batch lies. */
+void di_events_info(const di_events *e, di_event_info *out);
 
 struct di_core;
 /* Write waiting terminal events behind the batch's rows, as many as fit. */

@@ -76,23 +76,75 @@ static int run_pass(di_core *c, int mode, di_scheduler_outputs *out)
     return di_check_schedule(c, out);
 }
 
+static int check_mode(const di_core *c, int mode)
+{
+    int type = c->cfg.engine_type;
+    if (mode == DI_MODE_DECODE ? type != DI_ENGINE_PROMPT : type != DI_ENGINE_COMPLETION) return 0;
+    return di_fail(DI_E_ARG, "", "mode", "mode %d: an engine of type %d makes %s steps only", mode, type,
+                   mode == DI_MODE_DECODE ? "prefill" : "decode");
+}
+
+/* A step may be launched now. */
+static int check_room(const di_core *c)
+{
+    if (c->launched - c->committed >= (uint64_t)c->cfg.depth)
+        return di_fail(DI_E_ORDER, "", "step_id", "step %llu must be committed first: %d in flight is the depth",
+                       (unsigned long long)(c->committed + 1), c->cfg.depth);
+    if (c->launched - c->done > (uint64_t)c->cfg.depth)
+        return di_fail(DI_E_ORDER, "", "step_id", "step %llu must be reported done first (di_step_done)",
+                       (unsigned long long)(c->done + 1));
+    return 0;
+}
+
 int di_schedule(di_core *c, int mode, di_scheduler_outputs *out)
 {
     int code = di_core_enter(c);
     if (code) return code;
     if (!out || mode < DI_MODE_TRY_PREFILL || mode > DI_MODE_EMPTY_PREFILL)
         code = di_fail(DI_E_ARG, "", out ? "mode" : "out", "mode %d", mode);
-    else if (mode == DI_MODE_DECODE ? c->cfg.engine_type == DI_ENGINE_PROMPT : c->cfg.engine_type == DI_ENGINE_COMPLETION)
-        code = di_fail(DI_E_ARG, "", "mode", "mode %d: an engine of type %d makes %s steps only", mode,
-                       c->cfg.engine_type, mode == DI_MODE_DECODE ? "prefill" : "decode");
-    else if (c->launched - c->committed >= (uint64_t)c->cfg.depth)
-        code = di_fail(DI_E_ORDER, "", "step_id", "step %llu must be committed first: %d in flight is the depth",
-                       (unsigned long long)(c->committed + 1), c->cfg.depth);
-    else if (c->launched - c->done > (uint64_t)c->cfg.depth)
-        code = di_fail(DI_E_ORDER, "", "step_id", "step %llu must be reported done first (di_step_done)",
-                       (unsigned long long)(c->done + 1));
+    if (!code) code = check_mode(c, mode);
+    if (!code) code = check_room(c);
     if (!code) code = run_pass(c, mode, out);
     return di_core_leave(c, code);
+}
+
+/* The vote point of 2.2: 0 none, 1 ANY, 2 ALL. */
+static int32_t point_of(const di_core *c)
+{
+    uint64_t d = c->decode_since_prefill;
+    if (d != 0 && d % (uint64_t)c->cfg.prefill_interval_any == 0) return 1;
+    return d % (uint64_t)c->cfg.prefill_interval_all == 0 ? 2 : 0;
+}
+
+static int is_burst_reached(const di_core *c)
+{
+    return c->cfg.max_prefill_burst > 0 && c->prefill_burst >= (uint64_t)c->cfg.max_prefill_burst;
+}
+
+static int schedule_local(di_core *c, di_scheduler_outputs *out)
+{
+    int code = check_room(c);
+    if (!code) code = di_command_drain(c);
+    if (code) return code;
+    if (c->cfg.engine_type == DI_ENGINE_PROMPT) {
+        code = run_pass(c, DI_MODE_TRY_PREFILL, out);
+        return code || out->num_reqs > 0 ? code : run_pass(c, DI_MODE_EMPTY_PREFILL, out);
+    }
+    if (c->cfg.engine_type == DI_ENGINE_COMPLETION) return run_pass(c, DI_MODE_DECODE, out);
+    int has_running = c->live_running > 0;
+    int is_due = !has_running || (point_of(c) != 0 && !is_burst_reached(c));
+    if (is_due && di_policy_wants_prefill(c)) {
+        code = run_pass(c, DI_MODE_TRY_PREFILL, out);
+        if (code || out->num_reqs > 0) return code;
+    }
+    return run_pass(c, DI_MODE_DECODE, out);
+}
+
+int di_schedule_local(di_core *c, di_scheduler_outputs *out)
+{
+    int code = di_core_enter(c);
+    if (code) return code;
+    return di_core_leave(c, out ? schedule_local(c, out) : di_fail(DI_E_ARG, "", "out", "NULL"));
 }
 
 int di_probe(di_core *c, di_probe_out *out)
@@ -103,18 +155,16 @@ int di_probe(di_core *c, di_probe_out *out)
     /* Queued submissions must be seen; carrying them out here is what the next schedule would do first. */
     code = di_command_drain(c);
     if (code) return di_core_leave(c, code);
-    uint64_t d = c->decode_since_prefill;
-    uint64_t any = (uint64_t)c->cfg.prefill_interval_any, all = (uint64_t)c->cfg.prefill_interval_all;
     int64_t unfinished = 0;
     di_unfinished(c, &unfinished);
     *out = (di_probe_out){
-        .point = d != 0 && d % any == 0 ? 1 : d % all == 0 ? 2 : 0,
+        .point = point_of(c),
         .want = di_policy_wants_prefill(c),
         .has_running = c->live_running > 0 || (c->cfg.engine_type == DI_ENGINE_COMPLETION && c->queue.count > 0),
         .has_unfinished = unfinished > 0,
-        .burst_reached = c->cfg.max_prefill_burst > 0 && c->prefill_burst >= (uint64_t)c->cfg.max_prefill_burst,
+        .burst_reached = is_burst_reached(c),
         .in_flight = (int32_t)(c->launched - c->committed),
-        .decode_since_prefill = (int64_t)d,
+        .decode_since_prefill = (int64_t)c->decode_since_prefill,
     };
     return di_core_leave(c, 0);
 }

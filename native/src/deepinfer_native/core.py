@@ -13,7 +13,6 @@ from attrs import frozen
 
 from deepinfer_contracts import (
     AbortStatus,
-    EngineType,
     FinishReason,
     InputMetadata,
     InputMetadataV41,
@@ -26,14 +25,17 @@ from deepinfer_native.config import INPUTS, CoreConfig, to_c
 from deepinfer_native.cost import CostModel
 from deepinfer_native.cost import to_c as cost_to_c
 from deepinfer_native.errors import ArgumentError, BusyError, StaleHandleError
-from deepinfer_native.events import Arena, EventView
-from deepinfer_native.library import call, check, ffi, lib
+from deepinfer_native.events import EventRing, EventView
+from deepinfer_native.library import call, check, ffi, last_error, lib
 from deepinfer_native.request import Ids, RequestWriter
 from deepinfer_native.sampler_output import OutputWriter
 from deepinfer_native.stats import CoreStats, from_c
 from deepinfer_native.transfer import Transfers
 from deepinfer_native.verify import curve_to_c
 from deepinfer_native.views import RecordReader
+
+# What a step calls, looked up once.
+schedule_local, commit_info, step_done = lib.di_schedule_local, lib.di_commit_info, lib.di_step_done
 
 
 @frozen
@@ -56,17 +58,22 @@ class Probe:
 class Gate:
     """The structs that calls fill belong to one engine thread at a time; a second one is refused and never waits."""
 
-    __slots__ = ("_lock",)
+    __slots__ = ("_acquire", "leave")
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        lock = threading.Lock()
+        self._acquire = lock.acquire
+        self.leave = lock.release
 
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
+    def enter(self) -> None:
+        if not self._acquire(False):
             raise BusyError("another thread is inside an engine call of this core", field="core")
 
+    def __enter__(self) -> None:
+        self.enter()
+
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        self.leave()
 
 
 class Core(Transfers):
@@ -95,12 +102,11 @@ class Core(Transfers):
             else RecordReader("di_input_metadata", InputMetadata, "input_ids", ratios)
         )
         self._output = OutputWriter()
-        self._arenas: dict[int, Arena] = {}
+        self._events = EventRing()
         self._gate = Gate()
         self._base = (
             ffi.addressof(self._inputs.struct, "base") if self.config.inputs == INPUTS[1] else self._inputs.struct
         )
-        self._event_info = ffi.new("di_event_info *")
 
     @property
     def _core(self) -> Any:
@@ -208,17 +214,15 @@ class Core(Transfers):
 
         A PROMPT engine makes prefill steps only, a COMPLETION engine decode steps only.
         """
-        if self.config.engine_type == EngineType.PROMPT:
-            outputs = self.schedule(StepMode.TRY_PREFILL)
-            return outputs if outputs.num_reqs else self.schedule(StepMode.EMPTY_PREFILL)
-        probe = self.probe()
-        is_due = probe.point != 0 or not probe.has_running
-        may = not (probe.burst_reached and probe.has_running)
-        if probe.want and is_due and may:
-            outputs = self.schedule(StepMode.TRY_PREFILL)
-            if outputs.num_reqs:
-                return outputs
-        return self.schedule(StepMode.DECODE)
+        self._gate.enter()
+        try:
+            core = self._core
+            code = schedule_local(core, self._steps.struct)
+            if code:
+                raise last_error(code)
+            return self._steps.read(core)
+        finally:
+            self._gate.leave()
 
     def pack(self, step_id: int) -> InputMetadata | InputMetadataV41:
         """Inputs of the newest launched step."""
@@ -241,27 +245,33 @@ class Core(Transfers):
         ``output`` may be None if no row of the step ends its prompt. Steps are committed in order (OrderError). A row
         whose ``row_status`` is not OK ends its request with ENGINE. Raises ContractError naming the field.
         """
-        with self._gate:
+        self._gate.enter()
+        try:
             struct = ffi.NULL if output is None else self._output.fill(output)
-            core = self._core
-            self._sync_pins(core)
-            batch = ffi.new("di_event_batch *")
-            call(lib.di_commit, core, step_id, struct, batch)
-            self._output.clear()
-            return self._event_view(core, batch)
+            core, events = self._core, self._events
+            events.sync_pins(core)
+            try:
+                code = commit_info(core, step_id, struct, events.batch, events.info)
+            except (TypeError, OverflowError) as error:
+                raise ArgumentError(f"an argument does not fit: {error}") from error
+            if code:
+                raise last_error(code)
+            return events.view(core)
+        finally:
+            self._gate.leave()
 
     def step_done(self, step_id: int) -> None:
         """The device is done with every step up to this one: what they used may be handed out again."""
-        call(lib.di_step_done, self._core, step_id)
+        call(step_done, self._core, step_id)
 
     def poll_events(self) -> EventView:
         """Terminal events that were decided outside a commit."""
         with self._gate:
             core = self._core
-            self._sync_pins(core)
-            batch = ffi.new("di_event_batch *")
-            check(lib.di_poll_events(core, batch))
-            return self._event_view(core, batch)
+            self._events.sync_pins(core)
+            check(lib.di_poll_events(core, self._events.batch))
+            check(lib.di_event_last(core, self._events.info))
+            return self._events.view(core)
 
     def finish(self, uid: int, reason: FinishReason, n_output: int) -> None:
         """End a request after ``n_output`` tokens (a stop string was found); later tokens are dropped.
@@ -353,9 +363,10 @@ class Core(Transfers):
     # --- life --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give the core up. Idempotent. Its memory goes when no array over it is left."""
+        """Give the core up. Idempotent. Its memory goes when no array over it is left. A call that another thread is
+        in works with the handle that it took at its start."""
         self._handle = None
-        self._arenas.clear()
+        self._events.close()
         for reader in (self._steps, self._inputs, self._sampler):
             reader.close()
 
@@ -366,25 +377,3 @@ class Core(Transfers):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    # A call works with the handle that it took at its start: `close` from another thread meanwhile changes nothing.
-
-    def _sync_pins(self, core: Any) -> None:
-        """Tell the core which arenas still have arrays alive, before it picks the next one."""
-        for arena in tuple(self._arenas.values()):
-            exported = arena.is_exported
-            if exported != arena.pinned:
-                check(lib.di_event_pin(core, arena.index, exported))
-                arena.pinned = exported
-
-    def _event_view(self, core: Any, batch: Any) -> EventView:
-        info = self._event_info
-        check(lib.di_event_last(core, info))
-        if info.arena < 0:
-            return EventView(batch, None)
-        arena = self._arenas.get(info.arena)
-        if arena is None:
-            arena = self._arenas[info.arena] = Arena(info.arena, info.data, info.bytes, core)
-        arena.generation = info.generation
-        arena.step_id = batch.step_id
-        return EventView(batch, arena)

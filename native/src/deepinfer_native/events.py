@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import sys
+from struct import Struct
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from deepinfer_contracts import EventBatch
+from deepinfer_contracts import CONTRACTS, EventBatch
+from deepinfer_contracts import DTYPES as DTYPES_BY_NAME
 from deepinfer_native.errors import StaleBatchError
-from deepinfer_native.library import ffi
+from deepinfer_native.library import check, ffi, lib
 from deepinfer_native.views import DTYPES, PRESENT, owned_buffer
 
 Array = npt.NDArray[Any]
 
+# Fields with one entry for each event.
+PER_EVENT = {
+    name: np.dtype(DTYPES_BY_NAME[definition.removesuffix("[X]")][0])
+    for name, definition in CONTRACTS["EventBatch"].fields
+    if definition.endswith("[X]")
+}
+# `di_event_info` from its start: arena, capacity, generation, data, bytes, step_id, count, has_more, next.
+INFO = "=iiQQQQiii"
 # Alternatives lie in memory of their own that may move when the arena is used again: readers get copies.
 COPIED = ("top_ids", "top_logprobs", "prompt_logprobs")
 
@@ -33,19 +43,69 @@ class Arena:
         self.pinned = False
         self.start = int(ffi.cast("uintptr_t", data))
         self.memory = np.frombuffer(owned_buffer(data, nbytes, owner), np.uint8)
-        self._places: dict[str, tuple[np.dtype[Any], int]] = {}  # a field lies at the same place in every batch
+        # A field lies at the same place in every batch: one array for each, to the end of the memory.
+        self.whole: dict[str, Array] = {}
 
     def array(self, name: str, view: Any) -> Array:
-        place = self._places.get(name)
-        if place is None:
-            at = int(ffi.cast("uintptr_t", view.data)) - self.start
-            place = self._places[name] = DTYPES[view.dtype], at
-        return np.ndarray(view.shape[0], place[0], self.memory, place[1])
+        """The field as the batch ``view`` belongs to has it."""
+        whole = self.whole.get(name)
+        if whole is None:
+            dtype, at = DTYPES[view.dtype], int(ffi.cast("uintptr_t", view.data)) - self.start
+            size = (self.memory.size - at) // dtype.itemsize
+            whole = self.whole[name] = np.ndarray(size, dtype, self.memory, at)
+        return whole[: view.shape[0]]
+
+    def learn(self, batch: Any) -> None:
+        """Make the whole arrays of the fields with one entry for each event; slices of them are cheap."""
+        for name in PER_EVENT:
+            self.array(name, getattr(batch, name))
 
     @property
     def is_exported(self) -> bool:
-        """Whether an array over this arena is alive: references besides this object's own and the call's argument."""
-        return sys.getrefcount(self.memory) > 2
+        """Whether a slice is alive: references besides this object's own, the whole arrays' and the call's argument."""
+        return sys.getrefcount(self.memory) > 2 + len(self.whole)
+
+
+class EventRing:
+    """The arenas of a core and who reads them."""
+
+    def __init__(self) -> None:
+        self.batch = ffi.new("di_event_batch *")
+        self.info = ffi.new("di_event_info *")
+        self._unpack = Struct(INFO).unpack_from
+        self._buffer = ffi.buffer(self.info)
+        self._arenas: dict[int, Arena] = {}
+        self._next = -1  # where the next batch goes
+        self._pinned = 0
+
+    def sync_pins(self, core: Any) -> None:
+        """Tell the core which arenas still have arrays alive, before it picks the next one."""
+        arena = self._arenas.get(self._next)
+        if not self._pinned and arena is not None and not arena.is_exported:
+            return  # the usual case: the arena that comes next is read by nobody
+        for arena in tuple(self._arenas.values()):
+            exported = arena.is_exported
+            if exported != arena.pinned:
+                check(lib.di_event_pin(core, arena.index, exported))
+                arena.pinned = exported
+                self._pinned += 1 if exported else -1
+
+    def view(self, core: Any) -> EventView:
+        """The batch that the call which filled ``batch`` and ``info`` made."""
+        index, _, generation, _, nbytes, step_id, count, has_more, self._next = self._unpack(self._buffer)
+        if index < 0:
+            return EventView(None, 0, self.batch.step_id, None)
+        arena = self._arenas.get(index)
+        if arena is None:
+            arena = self._arenas[index] = Arena(index, self.info.data, nbytes, core)
+            arena.learn(self.batch)
+        arena.generation = generation
+        arena.step_id = step_id
+        return EventView(arena, count, step_id, ffi.new("di_event_batch *", self.batch[0]) if has_more else None)
+
+    def close(self) -> None:
+        """Forget every array, so that the core's memory can go."""
+        self._arenas.clear()
 
 
 class EventView:
@@ -58,29 +118,28 @@ class EventView:
 
     __slots__ = ("_arena", "_generation", "_released", "_struct", "count", "step_id")
 
-    def __init__(self, struct: Any, arena: Arena | None) -> None:
-        self._struct = struct
+    def __init__(self, arena: Arena | None, count: int, step_id: int, struct: Any) -> None:
         self._arena = arena
-        self._generation = arena.generation if arena else 0
+        self._struct = struct  # the C record, if the batch has more than one entry for each event
+        self._generation = arena.generation if arena is not None else 0
         self._released = False
-        self.count: int = int(struct.seq_uid.shape[0])
-        self.step_id: int = int(struct.step_id)
+        self.count: int = count
+        self.step_id: int = step_id
 
     def __len__(self) -> int:
         return self.count
 
     def __getattr__(self, name: str) -> Any:
+        """Fields without an entry for each event; the others are properties."""
         if name not in EventBatch.FIELDS:
             raise AttributeError(f"EventBatch has no field {name}")
         self._check()
+        if self._struct is None or self._arena is None:
+            return None
         view = getattr(self._struct, name)
         if not view.flags & PRESENT:
             return None
-        if name in COPIED:
-            return copied(view)
-        if self._arena is None:
-            return np.empty(0, DTYPES[view.dtype])
-        return self._arena.array(name, view)
+        return copied(view) if name in COPIED else self._arena.array(name, view)
 
     @property
     def is_stale(self) -> bool:
@@ -114,6 +173,23 @@ class EventView:
         was = self._released
         self._released = True
         return not was
+
+
+def column(name: str, dtype: np.dtype[Any]) -> property:
+    """A field with one entry for each event: a slice of the arena."""
+
+    def read(self: EventView) -> Array:
+        arena = self._arena
+        if self._released or arena is None or arena.generation != self._generation:
+            self._check()
+            return np.empty(0, dtype)
+        return arena.whole[name][: self.count]
+
+    return property(read)
+
+
+for _name, _dtype in PER_EVENT.items():
+    setattr(EventView, _name, column(_name, _dtype))
 
 
 def copied(view: Any) -> Array:

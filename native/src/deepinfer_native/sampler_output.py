@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from attrs import define
 
 from deepinfer_contracts import SamplerOutput, Space, ViewFlags
 from deepinfer_contracts._chains import CONTRACTS
@@ -13,13 +15,29 @@ from deepinfer_native.errors import ContractError
 from deepinfer_native.library import ffi
 from deepinfer_native.views import DTYPES, members_of
 
+Array = np.ndarray
+from_buffer = ffi.from_buffer
+
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 # `accepted` may stay on the device: the verified ids say the same.
 OPTIONAL_ON_HOST = {"accepted"}
 
 
+@define(eq=False)
+class Place:
+    """A field that is shown, and the array that was shown last: one that comes again needs nothing at all."""
+
+    read: Callable[[SamplerOutput], Any]
+    view: Any
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    array: Any = ...  # nothing yet
+    data: Any = None
+
+
 class OutputWriter:
-    """Fills one struct again and again."""
+    """Fills one struct again and again. A steady step has the same fields with the same shapes as the one before: then
+    only addresses are written. The arrays of an output are kept until the next one."""
 
     def __init__(self) -> None:
         self.struct = ffi.new("di_sampler_output *")
@@ -29,12 +47,48 @@ class OutputWriter:
         self._views = {name: getattr(self.struct, name) for name in self._arrays}
         self._read = operator.attrgetter(*self._arrays)
         self._shown: dict[str, tuple[Any, ...]] = {}
+        self._places: list[Place] = []  # of what is shown
+        self._absent: Any = self._read
+        self._nothing: tuple[None, ...] = ()
         self._keep: list[Any] = []
+        self._note()
 
     def fill(self, output: SamplerOutput) -> Any:
         """Returns the struct. Raises ContractError naming the field that is no contiguous host array."""
         if not isinstance(output, SamplerOutput):
             raise ContractError(f"a {type(output).__name__} was given", contract="SamplerOutput")
+        if not self._fill_steady(output):
+            self._fill_any(output)
+        error = output.confidence_error
+        if error.__class__ is not float or error != 0 or self.struct.confidence_error != 0:
+            try:
+                self.struct.confidence_error = error
+            except TypeError as wrong:
+                raise ContractError(str(wrong), contract="SamplerOutput", field="confidence_error") from wrong
+        return self.struct
+
+    def _fill_steady(self, output: SamplerOutput) -> bool:
+        """Write the addresses if everything else is as in the step before."""
+        try:
+            if self._absent(output) != self._nothing:
+                return False
+        except ValueError:  # an array where there was none: its comparison with None has no truth value
+            return False
+        for place in self._places:
+            array = place.read(output)
+            if array is place.array:
+                continue
+            if type(array) is not Array or array.dtype is not place.dtype or array.shape != place.shape:
+                return False
+            try:
+                data = from_buffer(array)
+            except ValueError:  # not contiguous: named by the long way
+                return False
+            place.view.data = data
+            place.array, place.data = array, data
+        return True
+
+    def _fill_any(self, output: SamplerOutput) -> None:
         self._keep.clear()
         for name, array in zip(self._arrays, self._read(output), strict=True):
             if array is None and name not in self._shown:
@@ -45,18 +99,15 @@ class OutputWriter:
                     view.flags, view.data = 0, ffi.NULL
                 continue
             self._show(name, self._views[name], array)
-        try:
-            self.struct.confidence_error = output.confidence_error
-        except TypeError as error:
-            raise ContractError(str(error), contract="SamplerOutput", field="confidence_error") from error
-        return self.struct
+        self._note()
+
+    def _note(self) -> None:
+        """Remember what this step shows."""
+        self._places = [Place(operator.attrgetter(n), self._views[n], *self._shown[n]) for n in self._shown]
+        absent = [n for n in self._arrays if n not in self._shown]
+        self._absent, self._nothing = operator.attrgetter(*absent), (None,) * len(absent)
 
     def _show(self, name: str, view: Any, array: Any) -> None:
-        dtype, shape = self._shown.get(name, (None, None))
-        if type(array) is np.ndarray and array.dtype is dtype and array.shape == shape and array.flags.c_contiguous:
-            view.data = data = ffi.from_buffer(array)  # a steady step: only the address is new
-            self._keep.append(data)
-            return
         if not isinstance(array, np.ndarray) or array.dtype not in CODES or not 1 <= array.ndim <= 4:
             raise ContractError(
                 f"is a {type(array).__name__} of {getattr(array, 'dtype', 'no dtype')}, a numpy array is needed",
@@ -78,7 +129,3 @@ class OutputWriter:
             stride *= array.shape[d]
         view.space = int(Space.HOST)
         view.flags = int(ViewFlags.PRESENT)
-
-    def clear(self) -> None:
-        """Let the arrays of the last output go."""
-        self._keep.clear()

@@ -2,11 +2,13 @@
 
 The C side writes one struct; its ``di_view`` members say where the arrays of this call lie. A slot of the ring is known
 by the address of one of its arrays. Unchanged views (compared as bytes) keep their Python arrays, so a steady step
-makes no array at all.
+makes no array at all; scalars are unpacked from the struct's bytes at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from struct import Struct
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -55,6 +57,7 @@ class Member:
     offset: int
     count: int  # 0 = not an array of C values
     is_view: bool
+    ctype: str = ""  # of a scalar
 
 
 def members_of(struct: Any, prefix: tuple[str, ...] = (), base: int = 0) -> list[Member]:
@@ -69,7 +72,7 @@ def members_of(struct: Any, prefix: tuple[str, ...] = (), base: int = 0) -> list
         elif kind.kind == "array":
             out.append(Member(name, (*prefix, name), at, kind.length, kind.item is VIEW))
         else:
-            out.append(Member(name, (*prefix, name), at, 0, kind is VIEW))
+            out.append(Member(name, (*prefix, name), at, 0, kind is VIEW, kind.cname))
     return out
 
 
@@ -87,6 +90,43 @@ def runs_of(members: list[Member]) -> list[tuple[int, int, list[Member]]]:
     return out
 
 
+# C type of a scalar field: its code in `struct`.
+CODES = {
+    "uint8_t": "B",
+    "int8_t": "b",
+    "uint16_t": "H",
+    "int16_t": "h",
+    "uint32_t": "I",
+    "int32_t": "i",
+    "uint64_t": "Q",
+    "int64_t": "q",
+    "float": "f",
+    "double": "d",
+}
+
+
+def scalars_of(struct: str, members: list[Member]) -> tuple[tuple[str, ...], Struct]:
+    """(names, format) of the fields that are one number each, read in one go."""
+    names, text, at = [], "=", 0
+    for m in members:
+        if m.is_view or m.count:
+            continue
+        code = CODES[m.ctype]
+        text += f"{m.offset - at}x{code}"
+        at = m.offset + Struct("=" + code).size
+        names.append(m.name)
+    return tuple(names), Struct(text)
+
+
+def assigner(names: tuple[str, ...]) -> Callable[[object, tuple[Any, ...]], None]:
+    """A function that assigns values to attributes. Written out, as attrs writes ``__init__``: a loop takes longer than
+    all the rest of a step of one request."""
+    made: dict[str, Any] = {}
+    exec(f"def assign(r, values):\n    {''.join(f'r.{n}, ' for n in names) or '()'} = values", made)
+    function: Callable[[object, tuple[Any, ...]], None] = made["assign"]
+    return function
+
+
 @define(eq=False)
 class Slot(Generic[R]):
     """What Python keeps of one ring slot."""
@@ -101,12 +141,13 @@ class RecordReader(Generic[R]):
 
     def __init__(self, struct: str, make: type[R], key: str, ratios: tuple[int, ...]) -> None:
         self.struct = ffi.new(f"{struct} *")
-        self._base: Any = getattr(self.struct, "base", None)
         self._make = make
         self._ratios = ratios
         members = members_of(struct)
         self._runs = runs_of(members)
-        self._scalars = [(m.name, m.count, "base" in m.path[:-1]) for m in members if not m.is_view]
+        names, layout = scalars_of(struct, members)
+        self._unpack, self._assign = layout.unpack_from, assigner(names)
+        self._keyed = [m.name for m in members if not m.is_view and m.count]
         self._buffer = ffi.buffer(self.struct)
         at = next(m.offset for m in members if m.name == key)
         self._key = slice(at, at + 8)
@@ -126,12 +167,10 @@ class RecordReader(Generic[R]):
                 slot.raw[i] = raw
                 for m in members:
                     setattr(record, m.name, self._array(slot, m, owner))
-        struct, base = self.struct, self._base
-        for name, count, in_base in self._scalars:
-            value = getattr(base if in_base else struct, name)
-            if count:
-                value = {r: int(value[i]) for i, r in enumerate(self._ratios)}
-            setattr(record, name, value)
+        self._assign(record, self._unpack(self._buffer))
+        for name in self._keyed:
+            value = getattr(self.struct, name)
+            setattr(record, name, {r: int(value[i]) for i, r in enumerate(self._ratios)})
         return record
 
     def _array(self, slot: Slot[R], m: Member, owner: object) -> Any:
