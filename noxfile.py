@@ -140,10 +140,11 @@ def nightly(session: nox.Session) -> None:
 
 
 @nox.session
-def sanitizers(session: nox.Session) -> None:
-    """The C core under AddressSanitizer and UndefinedBehaviorSanitizer."""
+@nox.parametrize("sanitizer", ["address", "thread"])
+def sanitizers(session: nox.Session, sanitizer: str) -> None:
+    """The C core under AddressSanitizer with UndefinedBehaviorSanitizer, and under ThreadSanitizer."""
     session.install("setuptools>=77", "cffi>=2.0", "./contracts", *TEST_TOOLS)
-    session.run("python", "native/sanitize.py")
+    session.run("python", "native/sanitize.py", sanitizer)
 
 
 @nox.session

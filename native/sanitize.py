@@ -1,8 +1,9 @@
-"""Build the core with AddressSanitizer and UndefinedBehaviorSanitizer, and run the tests on it.
+"""Build the core with a sanitizer, and run the C programs and the tests on it.
 
-``python native/sanitize.py [pytest arguments]``; needs gcc. The package is copied to a temporary folder, so the
-installed library stays as it is. Leaks of the interpreter are not reported; the C program runs with leak
-detection.
+``python native/sanitize.py {address,thread} [pytest arguments]``; needs gcc. ``address`` is AddressSanitizer with
+UndefinedBehaviorSanitizer, and runs the whole suite; ``thread`` is ThreadSanitizer, and runs what has threads. The
+package is copied to a temporary folder, so the installed library stays as it is. Leaks of the interpreter are not
+reported; the C programs run with leak detection.
 """
 
 from __future__ import annotations
@@ -18,15 +19,19 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+PROGRAMS = HERE / "tests" / "c"
+FUZZ = HERE / "fuzz"
+SEED = os.environ.get("DEEPINFER_SEED", "20251129")
+COMMON = ["-g", "-O1", "-fno-omit-frame-pointer"]
 # -fno-wrapv: some Pythons are built with -fwrapv, which silences the overflow check.
-SANITIZE = [
-    "-g",
-    "-O1",
-    "-fno-omit-frame-pointer",
-    "-fno-wrapv",
-    "-fsanitize=address,undefined",
-    "-fno-sanitize-recover=undefined",
-]
+SANITIZE = {
+    "address": [*COMMON, "-fno-wrapv", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
+    "thread": [*COMMON, "-fsanitize=thread"],
+}
+RUNTIME = {"address": "libasan.so", "thread": "libtsan.so"}
+WRAP = [f"-Wl,--wrap={name}" for name in ("malloc", "calloc", "realloc", "free")]
+# Test modules that start threads; the others make no race.
+THREADED = ("test_threads.py",)
 
 
 def load_build() -> Any:
@@ -43,57 +48,85 @@ def flags(build: Any) -> list[str]:
     return ["-std=c11", "-pthread", f"-I{HERE / 'include'}", f"-I{HERE / 'src'}", f'-DDI_VERSION="{build.VERSION}"']
 
 
-def build_package(folder: Path, build: Any) -> None:
+def compile_core(folder: Path, build: Any, sanitize: list[str]) -> list[str]:
+    """Object files of the core, for the programs and for the library."""
+    objects = []
+    for source in build.SOURCES:
+        target = str(folder / f"{Path(source).stem}.o")
+        subprocess.check_call(["gcc", "-fPIC", *sanitize, *flags(build), "-c", str(HERE / source), "-o", target])
+        objects.append(target)
+    return objects
+
+
+def build_package(folder: Path, build: Any, sanitize: list[str], objects: list[str]) -> None:
     """A copy of the package with a sanitized library."""
     package = folder / "deepinfer_native"
-    shutil.copytree(
-        HERE / "src" / "deepinfer_native", package, ignore=shutil.ignore_patterns("*.so", "__pycache__", "*.c")
-    )
+    ignored = shutil.ignore_patterns("*.so", "__pycache__", "*.c")
+    shutil.copytree(HERE / "src" / "deepinfer_native", package, ignore=ignored)
     wrapper = folder / "_native.c"
     build.ffi.emit_c_code(str(wrapper))
     include = sysconfig.get_paths()["include"]
-    sources = [str(wrapper), *(str(HERE / s) for s in build.SOURCES)]
     target = str(package / "_native.abi3.so")
     limited = "-DPy_LIMITED_API=0x030b0000"
-    subprocess.check_call(
-        ["gcc", "-shared", "-fPIC", *SANITIZE, *flags(build), limited, f"-I{include}", *sources, "-o", target]
-    )
+    command = ["gcc", "-shared", "-fPIC", *sanitize, *flags(build), limited, f"-I{include}", str(wrapper), *objects]
+    subprocess.check_call([*command, "-lm", "-o", target])
 
 
-def run_core_program(folder: Path, build: Any) -> None:
-    wrap = [f"-Wl,--wrap={name}" for name in ("malloc", "calloc", "realloc", "free")]
-    program = str(folder / "core_program")
-    sources = [*(str(HERE / s) for s in build.SOURCES), str(HERE / "tests" / "c" / "core_program.c")]
-    subprocess.check_call(["gcc", *SANITIZE, *flags(build), *wrap, *sources, "-o", program])
-    subprocess.check_call([program])
+def run_programs(folder: Path, build: Any, mode: str, objects: list[str]) -> None:
+    """Every C program of the mode; each fails by its exit status."""
+    standalone = str(FUZZ / "standalone.c")
+    programs: dict[str, tuple[list[str], list[str], list[str]]] = {
+        "threads_program": ([str(PROGRAMS / "threads_program.c")], [], []),
+    }
+    if mode == "address":
+        for source in sorted(PROGRAMS.glob("*_program.c")):
+            programs[source.stem] = ([str(source)], WRAP if "__wrap_malloc" in source.read_text() else [], [])
+        for target, calls in (("fuzz_core", "200000"), ("fuzz_api", "100000")):
+            sources = [str(path) for path in sorted(FUZZ.glob(f"{target}*.c"))]
+            programs[target] = ([*sources, standalone], [], [SEED, calls])
+    for name, (sources, link, arguments) in programs.items():
+        program = str(folder / name)
+        command = ["gcc", *SANITIZE[mode], *flags(build), *link, *sources, *objects, "-lm", "-o", program]
+        subprocess.check_call(command)
+        print(name, *arguments, flush=True)
+        subprocess.check_call([program, *arguments], cwd=folder)
 
 
-def run_tests(folder: Path, arguments: list[str]) -> int:
-    runtime = subprocess.check_output(["gcc", "-print-file-name=libasan.so"], text=True).strip()
+def run_tests(folder: Path, mode: str, arguments: list[str]) -> int:
+    runtime = subprocess.check_output(["gcc", f"-print-file-name={RUNTIME[mode]}"], text=True).strip()
     environment = {
         **os.environ,
         "LD_PRELOAD": runtime,
-        "PYTHONPATH": str(folder),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")])),
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+        "TSAN_OPTIONS": "halt_on_error=1:report_signal_unsafe=0",
         "PYTHONMALLOC": "malloc",
     }
     where = "import deepinfer_native; print(deepinfer_native.__file__)"
     found = subprocess.check_output([sys.executable, "-c", where], env=environment, text=True).strip()
     if not found.startswith(str(folder)):
         raise RuntimeError(f"the tests would run on {found}, not on the sanitized copy in {folder}")
-    skipped = ["--deselect", str(HERE / "tests" / "test_build.py")]
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", str(HERE / "tests"), *skipped, *arguments]
+    tests = HERE / "tests"
+    chosen = [str(tests / name) for name in THREADED] if mode == "thread" else [str(tests)]
+    # These compile and run programs of their own, without the sanitizer.
+    skipped = [f"--ignore={tests / name}" for name in ("test_build.py", "test_fuzz.py", "test_mutants.py")]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", *chosen, *skipped, *arguments]
     return subprocess.call(command, env=environment)
 
 
 def main(arguments: list[str]) -> int:
+    if not arguments or arguments[0] not in SANITIZE:
+        print(__doc__, file=sys.stderr)
+        return 2
+    mode = arguments[0]
     build = load_build()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        run_core_program(folder, build)
-        build_package(folder, build)
-        return run_tests(folder, arguments)
+        objects = compile_core(folder, build, SANITIZE[mode])
+        run_programs(folder, build, mode, objects)
+        build_package(folder, build, SANITIZE[mode], objects)
+        return run_tests(folder, mode, arguments[1:])
 
 
 if __name__ == "__main__":

@@ -84,8 +84,9 @@ def compare_events(batch, events: list[Event]) -> None:
 def compare_stats(stats, m: Scheduler) -> None:
     for name in POOLS:
         ours, pool = getattr(stats, name), getattr(m, name)
-        levels = (ours.total, ours.free, ours.held, ours.limbo)
-        require(levels == (pool.total, pool.available, pool.held, len(pool.limbo)), name, levels, pool.__dict__)
+        levels = (ours.total, ours.free, ours.cached, ours.held, ours.limbo)
+        expected = (pool.total, len(pool.free), len(pool.cached), pool.held, len(pool.limbo))
+        require(levels == expected, name, levels, pool.__dict__)
     for name in COUNTED:
         require(getattr(stats, name) == m.count[name], name, getattr(stats, name), m.count[name])
     for reason, n in stats.finished.items():

@@ -40,6 +40,7 @@ def append_tokens(m, step: Step, r: Row, tokens: list[int], has_drafts: bool, ev
     last.drafted = r.q - 1 if step.kind == KIND_DECODE else 0
     last.accepted = len(tokens) - 1
     m.count["tokens_accepted"] += len(tokens) - 1
+    m.prefix.offer(s)  # before an end gives the blocks back
     if reason:
         last.flags |= LAST
         last.finish_reason = reason
@@ -64,6 +65,7 @@ def commit_row(m, step: Step, r: Row, tokens: list[int], is_ok: bool, has_drafts
         else:
             s.queue_class = 0
             m.queue.append(s)
+            m.prefix.offer(s)
     if step.kind == KIND_PREFILL and not r.is_last_chunk:
         return
     if is_ok:

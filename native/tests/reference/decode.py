@@ -41,7 +41,7 @@ def preempt(m, s: Request, out) -> None:
         return
     m.running.remove(s)
     m.release(s)
-    s.cached = 0
+    s.cached = s.store_from = s.swa_valid_start = 0
     s.generation += 1
     s.inflight = 0
     s.holds = 0

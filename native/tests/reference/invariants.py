@@ -146,11 +146,12 @@ def invariant_15(w):
 
 
 def invariant_16(w):
-    """FREE, LIMBO, HELD (and CACHED, NULL) partition every pool."""
+    """FREE, CACHED, LIMBO, HELD and NULL partition every pool."""
     for name in POOLS:
         pool = getattr(w.m, name)
-        units = [*pool.free, *pool.ref, *(unit for _, unit in pool.limbo)]
+        units = [*pool.free, *pool.cached, *pool.ref, *(unit for _, unit in pool.limbo)]
         must(sorted(units) == list(range(1, pool.size)), 16, name, sorted(units))
+        must(pool.registered >= set(pool.cached) and not pool.registered & set(pool.free), 16, name, "registered")
 
 
 def invariant_17(w):
@@ -164,7 +165,7 @@ def invariant_18(w):
     """Id 0 is never allocated or released."""
     for name in POOLS:
         pool = getattr(w.m, name)
-        must(0 not in pool.ref and 0 not in pool.free and all(unit for _, unit in pool.limbo), 18, name)
+        must(0 not in {*pool.ref, *pool.free, *pool.cached} and all(unit for _, unit in pool.limbo), 18, name)
     for s in w.m.requests.values():
         must(all(s.blocks), 18, "request", s.uid, s.blocks)
 
@@ -190,7 +191,7 @@ def invariant_20(w):
 
 
 def invariant_21(w):
-    """Idle: everything is free, limbo is empty."""
+    """Idle: everything is free or cached, limbo is empty."""
     m = w.m
     if not m.requests and m.launched == m.done:
         for name in POOLS:
@@ -249,6 +250,25 @@ def invariant_31(w):
         must(r < 0 or before[r] == uid, 31, "request", uid, "is not row", r)
     if len(mapped) == o.num_reqs and o.seq_uid == before:
         must(mapped == list(range(o.num_reqs)), 31, "not the identity", o.remap)
+
+
+def invariant_38(w):
+    """No position of a registered or shared block is written; a registered block holds the tokens it is known for."""
+    m, c = w.m, w.m.settings
+    for s in m.requests.values():
+        for at, block in enumerate(s.blocks):
+            first_written = max(s.cached, s.store_from)
+            if (at + 1) * c.block_size > first_written:
+                must(m.main.ref[block] == 1, 38, "request", s.uid, "may write the shared block", block)
+                must(block not in m.main.registered, 38, "request", s.uid, "may write the registered block", block)
+            if block in m.prefix.nodes:
+                must(m.prefix.nodes[block].tokens == m.prefix.block_tokens(s, at), 38, "content of", block)
+    if w.outputs and w.outputs.kind == KIND_DECODE:
+        for uid, k, q, table in zip(
+            w.outputs.seq_uid, w.outputs.seqlens_k, w.outputs.seqlens_q, w.outputs.tables, strict=True
+        ):
+            written = set(table[(k - q) // c.block_size :])
+            must(not written & m.main.registered, 38, "request", uid, "writes", written & m.main.registered)
 
 
 CHECKS = [value for name, value in list(globals().items()) if name.startswith("invariant_")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from reference.decode import reserve
+from reference.prefix import Hit
 from reference.records import POOL_STATE, POOL_SWA, Phase, Reason, Request, Step
 
 
@@ -19,9 +20,10 @@ def is_above_watermark(m) -> bool:
     return m.main.held > m.settings.prefill_watermark * m.main.total
 
 
-def has_resources(m, s: Request, spare: int) -> bool:
-    blocks = m.settings.blocks(s.len) + spare
-    return blocks <= m.main.available and m.swa.has(1) and m.state.has(1)
+def has_resources(m, s: Request, hit: Hit, spare: int) -> bool:
+    """The blocks of a hit need not be taken; those that nobody holds can then not be taken for others."""
+    blocks = m.settings.blocks(s.len) + spare - len(hit.blocks)
+    return blocks <= m.main.available - m.prefix.idle(hit) and m.swa.has(1) and m.state.has(1)
 
 
 def wants_prefill(m) -> bool:
@@ -32,7 +34,7 @@ def wants_prefill(m) -> bool:
     if not is_new(head) or is_too_long(m, head):
         return True
     has_row = m.admitted < m.settings.max_num_seqs
-    return not is_above_watermark(m) and has_row and has_resources(m, head, reserve(m))
+    return not is_above_watermark(m) and has_row and has_resources(m, head, m.prefix.match(head), reserve(m))
 
 
 def drop_too_long(m) -> None:
@@ -40,10 +42,10 @@ def drop_too_long(m) -> None:
         m.end(head, Reason.TOO_LONG)
 
 
-def chunk_of(m, s: Request, room: int) -> int:
-    """Tokens of ``s`` that fit (rules 6 to 9); 0 = none."""
+def chunk_of(m, s: Request, start: int, room: int) -> int:
+    """Tokens of ``s`` from position ``start`` that fit (rules 6 to 9); 0 = none."""
     c = m.settings
-    rest = s.len - s.cached
+    rest = s.len - start
     q = min(rest, room, c.chunk_limit)
     if q == rest:
         return q
@@ -53,8 +55,9 @@ def chunk_of(m, s: Request, room: int) -> int:
     return aligned if aligned >= c.min_chunk else q
 
 
-def admit(m, s: Request, out) -> None:
-    s.blocks = m.main.take(m.settings.blocks(s.len))
+def admit(m, s: Request, hit: Hit, out) -> None:
+    m.prefix.hold(s, hit)
+    s.blocks += m.main.take(m.settings.blocks(s.len) - len(s.blocks))
     s.swa_slot = m.swa.take_one()
     s.state_slot = m.state.take_one()
     s.row_slot = m.rows.take_one()
@@ -90,15 +93,16 @@ def prefill_pass(m, step: Step, out) -> None:
             break
         if sum_k + s.len > c.sum_k_limit:
             break
-        q = chunk_of(m, s, c.max_num_batched_tokens - step.tokens)
+        hit = m.prefix.match(s) if new else Hit(start=s.cached)
+        q = chunk_of(m, s, hit.start, c.max_num_batched_tokens - step.tokens)
         if q == 0:
             if not step.rows:
                 raise AssertionError(f"request {s.uid} gets no token of an empty step")
             break
         if new:
-            if not has_resources(m, s, spare):
+            if not has_resources(m, s, hit, spare):
                 break
-            admit(m, s, out)
+            admit(m, s, hit, out)
         is_last = s.cached + q == s.len
         m.queue.remove(s)
         if is_last:
@@ -106,6 +110,7 @@ def prefill_pass(m, step: Step, out) -> None:
         else:
             m.set_phase(s, Phase.PREFILL)
         out.add_row(step, s, s.cached, q, is_last)
+        out.note_prefix(s, new)
         sum_k += s.len
         if not is_last:
             break  # an engine of this type stops after the first chunked prompt

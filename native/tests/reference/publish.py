@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from reference.records import FLAG_EMPTY, FLAG_IDENTITY, KIND_DECODE, Outputs, Reason, Request, Row, Step
+from reference.records import (
+    FLAG_EMPTY,
+    FLAG_IDENTITY,
+    FLAG_REPLAY,
+    KIND_DECODE,
+    KIND_PREFILL,
+    Outputs,
+    Reason,
+    Request,
+    Row,
+    Step,
+)
 
 
 class StepWriter:
@@ -36,7 +47,8 @@ class StepWriter:
         o.swa_slot.append(s.swa_slot)
         o.draft_read_slot.append(s.draft_slot if s.has_drafts or is_mapped else 0)
         o.draft_write_slot.append(s.draft_slot)
-        o.swa_valid_start.append(0)
+        # A decoded position is a window or more behind the start of any replay.
+        o.swa_valid_start.append(s.swa_valid_start if step.kind == KIND_PREFILL else 0)
         o.tables.append(list(s.blocks))
         o.hit_tokens.append(0)
         o.replayed_tokens.append(0)
@@ -45,6 +57,14 @@ class StepWriter:
         s.inflight += 1
         s.inflight_all += 1
         step.rows.append(Row(s, s.generation, start, q, is_last_chunk))
+
+    def note_prefix(self, s: Request, is_first: bool) -> None:
+        """What the hit of the row just added saved and repeats; said once, with its first chunk."""
+        if self.step.rows[-1].start < s.store_from:
+            self.out.flags |= FLAG_REPLAY
+        if is_first:
+            self.out.hit_tokens[-1] = s.swa_valid_start
+            self.out.replayed_tokens[-1] = s.store_from - s.swa_valid_start
 
     def sweep(self) -> None:
         """Requests that ended since the last report, until one of the two lists is full."""
@@ -63,7 +83,7 @@ class StepWriter:
         o.num_decode_reqs = n if o.kind == KIND_DECODE else 0
         o.num_batched_tokens = self.step.tokens
         is_identity = n > 0 and o.remap == list(range(n))
-        o.flags = (0 if n else FLAG_EMPTY) | (FLAG_IDENTITY if is_identity else 0)
+        o.flags |= (0 if n else FLAG_EMPTY) | (FLAG_IDENTITY if is_identity else 0)
         o.sum_qk = sum(q * k for q, k in zip(o.seqlens_q, o.seqlens_k, strict=True))
         o.min_k = min(o.seqlens_k, default=0)
         o.max_k = max(o.seqlens_k, default=0)

@@ -10,7 +10,7 @@ ABORT_ACCEPTED, ABORT_FINISHED, ABORT_UNKNOWN = 0, 1, 2
 KIND_DECODE, KIND_PREFILL = 0, 1
 TOKEN, FINISH = 0, 1  # kinds of events
 LAST, FROM_DRAFT = 1, 2  # flags of events
-FLAG_EMPTY, FLAG_IDENTITY = 1, 2  # flags of outputs
+FLAG_EMPTY, FLAG_IDENTITY, FLAG_OVERRUN, FLAG_FORKS, FLAG_REPLAY = 1, 2, 4, 8, 16  # flags of outputs
 POOL_MAIN, POOL_INDEX, POOL_SWA, POOL_STATE, POOL_DRAFT = range(5)
 
 
@@ -73,6 +73,12 @@ class Request:
     draft_slot: int = 0
     row_slot: int = 0
     final_output: int = 0
+    prefix_lookup: bool = True
+    store_from: int = 0  # positions below lie in shared blocks of a hit
+    swa_valid_start: int = 0  # first position with window history
+    chain_epoch: int = 0
+    chain: list = field(default_factory=list)  # (registered block, its life) of each full block offered
+    has_twins: bool = False  # some of the chain are others' blocks, which this request does not hold
 
     @property
     def len(self) -> int:

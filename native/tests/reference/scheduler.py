@@ -8,6 +8,7 @@ from reference.commit import commit_row
 from reference.decode import decode_pass
 from reference.pool import Pool
 from reference.prefill import drop_too_long, prefill_pass, wants_prefill
+from reference.prefix import PrefixCache
 from reference.publish import StepWriter
 from reference.records import (
     ABORT_ACCEPTED,
@@ -43,6 +44,7 @@ class Scheduler:
         # Draft and row slots are ordered by the device queue itself: they may be reused at once.
         self.draft = Pool(c.max_num_seqs + 1 if c.num_draft else 0, True)
         self.rows = Pool(c.max_num_seqs + 1, True)
+        self.prefix = PrefixCache(c, self.main)
         self.requests: dict[int, Request] = {}  # not RETIRED
         self.queue: list[Request] = []
         self.running: list[Request] = []
@@ -59,9 +61,10 @@ class Scheduler:
 
     # --- client calls ------------------------------------------------------------------------------------------
 
-    def submit(self, prompt, *, max_tokens=16, min_tokens=0, stop=(), priority=0) -> int:
+    def submit(self, prompt, *, max_tokens=16, min_tokens=0, stop=(), priority=0, prefix_lookup=True) -> int:
         self.next_uid += 1
         s = Request(self.next_uid, list(prompt), max_tokens, min_tokens, frozenset(stop), priority, len(prompt))
+        s.prefix_lookup = prefix_lookup
         self.requests[s.uid] = s
         self.commands[s.uid] = {"submit"}
         return s.uid
@@ -180,6 +183,7 @@ class Scheduler:
             "has_unfinished": self.unfinished > 0,
             "burst_reached": 0 < c.max_prefill_burst <= self.prefill_burst,
             "in_flight": self.launched - self.committed,
+            "decode_since_prefill": d,
         }
 
     def schedule_local(self) -> Outputs:
@@ -215,17 +219,21 @@ class Scheduler:
         return out.publish()
 
     def count_step(self, step: Step, mode: int) -> None:
-        if mode == EMPTY_PREFILL or (step.kind == KIND_PREFILL and step.rows):
+        is_prefill = step.kind == KIND_PREFILL and bool(step.rows)
+        # In a group an empty decode call is a step of the others.
+        is_decode = step.kind == KIND_DECODE and (bool(step.rows) or self.settings.dp_size > 1)
+        if mode == EMPTY_PREFILL or is_prefill:
             self.decode_since_prefill = 0
             self.prefill_burst += 1
-        if not step.rows:
-            return
-        name = "prefill" if step.kind == KIND_PREFILL else "decode"
-        self.count[f"steps_{name}"] += 1
-        self.count[f"tokens_{name}"] += step.tokens
-        if step.kind == KIND_DECODE:
+        if is_decode:
             self.decode_since_prefill += 1
             self.prefill_burst = 0
+        if not step.rows:
+            return
+        name = "prefill" if is_prefill else "decode"
+        self.count[f"steps_{name}"] += 1
+        self.count[f"tokens_{name}"] += step.tokens
+        if is_decode:
             self.count["tokens_drafted"] += step.tokens - len(step.rows)
 
     def commit(self, step_id: int, sampled, accepted=None, ok=None, has_drafts: bool = False) -> list[Event]:

@@ -31,6 +31,11 @@ class Settings:
     stream_ordered_reuse: bool = False
     row_order: str = "stable"
     zero_swa_on_alloc: bool = False
+    dp_size: int = 0
+    window: int = 0
+    prefix_cache: bool = False
+    replay_len: int = 0
+    replay_keep: int = 0
 
     @classmethod
     def of(cls, config) -> Settings:
