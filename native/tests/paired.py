@@ -12,9 +12,15 @@ from reference.records import KIND_DECODE, Event, Outputs
 
 from deepinfer_contracts import FinishReason, SamplerOutput, StepMode
 from deepinfer_native import Core
-from deepinfer_native.errors import ArgumentError, NativeError, NotFoundError, OrderError
+from deepinfer_native.errors import ArgumentError, BusyError, ConfigurationError, NativeError, NotFoundError, OrderError
 
-ERRORS = {"order": OrderError, "not_found": NotFoundError, "argument": ArgumentError}
+ERRORS = {
+    "busy": BusyError,
+    "config": ConfigurationError,
+    "order": OrderError,
+    "not_found": NotFoundError,
+    "argument": ArgumentError,
+}
 SCALARS = ("step_id", "kind", "flags", "num_reqs", "num_decode_reqs", "num_batched_tokens", "sum_qk", "min_k", "max_k")
 ARRAYS = [
     "seq_uid",
@@ -89,6 +95,10 @@ def compare_stats(stats, m: Scheduler) -> None:
         require(levels == expected, name, levels, pool.__dict__)
     for name in COUNTED:
         require(getattr(stats, name) == m.count[name], name, getattr(stats, name), m.count[name])
+    for name in ("queries", "hit_tokens", "replayed_tokens"):
+        ours = getattr(stats, f"prefix_{name}")
+        require(ours == m.prefix.count[name], "prefix", name, ours, m.prefix.count)
+    require(stats.prefix_evictions == m.main.evictions, "evictions", stats.prefix_evictions, m.main.evictions)
     for reason, n in stats.finished.items():
         require(n == m.finished[int(reason)], reason, n, m.finished)
     for name, phase in (("waiting", 1), ("prefill", 2), ("running", 3), ("zombie", 4)):
@@ -142,9 +152,10 @@ class Pair:
         except NativeError as error:
             raise AssertionError(f"{command} was refused: {error}") from error
 
-    def submit(self, prompt, *, max_tokens, min_tokens=0, stop=(), priority=0) -> int:
+    def submit(self, prompt, *, max_tokens, min_tokens=0, stop=(), priority=0, prefix_lookup=True) -> int:
         self.start("submit")
         values = {"max_tokens": max_tokens, "min_tokens": min_tokens, "priority": priority}
+        values["prefix_lookup"] = prefix_lookup
         uid = self.core.submit(prompt, eos_ids=stop, **values)
         require(uid == self.model.submit(prompt, stop=stop, **values), "uid", uid)
         self.after("submit")
@@ -234,6 +245,10 @@ class Pair:
         if self.both("step_done", lambda: self.core.step_done(step_id), lambda: self.model.step_done(step_id)) is None:
             return
         self.after("step_done")
+
+    def reset_prefix_cache(self) -> None:
+        if self.both("reset", lambda: self.core.reset_prefix_cache(), self.model.reset_prefix_cache) is not None:
+            self.after("reset")
 
     def poll(self) -> None:
         self.start("poll")

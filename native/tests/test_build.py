@@ -2,15 +2,10 @@
 
 import shutil
 import subprocess
-import tomllib
-from pathlib import Path
 
 import pytest
+from c_build import FLAGS, NATIVE, SOURCES, link, run
 
-NATIVE = Path(__file__).parents[1]
-SOURCES = sorted((NATIVE / "src").glob("di_*.c"))
-VERSION = tomllib.loads((NATIVE / "pyproject.toml").read_text())["project"]["version"]
-FLAGS = ["-std=c11", "-pthread", f"-I{NATIVE / 'include'}", f"-I{NATIVE / 'src'}", f'-DDI_VERSION="{VERSION}"']
 STRICT = ["-Wall", "-Wextra", "-Wconversion", "-Werror"]
 UNITS = [NATIVE / "src" / f"di_{name}.c" for name in ("handle", "siphash", "error")]
 WRAP = [f"-Wl,--wrap={name}" for name in ("malloc", "calloc", "realloc", "free")]
@@ -22,13 +17,6 @@ def compiler(request):
     if path is None:
         pytest.skip(f"{request.param} is not installed")
     return path
-
-
-def run(command):
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise AssertionError(f"{command[0]} failed:\n{done.stdout}\n{done.stderr}")
-    return done.stdout
 
 
 def test_sources_compile_without_a_warning(compiler, tmp_path):
@@ -44,12 +32,12 @@ def test_generated_validators_compile_without_a_warning(compiler, tmp_path):
     run([compiler, *FLAGS, *STRICT, "-O1", "-c", NATIVE / "src" / "di_checks.c", "-o", tmp_path / "out.o"])
 
 
-def test_core_program_passes(tmp_path):
-    path = shutil.which("gcc") or shutil.which("clang")
-    if path is None:
-        pytest.skip("no C compiler is installed")
-    program = tmp_path / "core_program"
-    run([path, *FLAGS, *WRAP, "-O0", *SOURCES, NATIVE / "tests" / "c" / "core_program.c", "-o", program])
+@pytest.mark.parametrize(
+    ("name", "flags"), [("core_program", WRAP), ("allocation_program", WRAP), ("threads_program", [])]
+)
+def test_program_passes(name, flags, core_objects, tmp_path):
+    cc, objects = core_objects
+    program = link(tmp_path / name, cc, [NATIVE / "tests" / "c" / f"{name}.c"], objects, flags)
     assert run([program]).splitlines()[-1] == "ok"
 
 

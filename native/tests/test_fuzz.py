@@ -21,12 +21,9 @@ REACHED = {
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory):
-    cc = compiler()
-    if cc is None:
-        pytest.skip("no C compiler is installed: apt install gcc")
+def programs(core_objects, tmp_path_factory):
+    cc, objects = core_objects
     folder = tmp_path_factory.mktemp("fuzz")
-    objects = compile_core(folder / "objects", cc, [])
     standalone = NATIVE / "fuzz" / "standalone.c"
     return {t: link(folder / t, cc, [*fuzz_sources(t), standalone], objects, []) for t in TARGETS}
 

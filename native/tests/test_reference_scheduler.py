@@ -26,7 +26,26 @@ CASES = {
     "zero_swa": {"num_blocks": 40, "zero_swa_on_alloc": True, "prefill_sum_k_limit": 100},
     "no_pools": {"num_blocks": 20, "num_swa_slots": 0, "num_state_slots": 0, "window": 0, "depth": 2},
 }
-COMMANDS = {"submit": 4, "schedule": 12, "commit": 11, "done": 11, "abort": 0.5, "finish": 0.5, "poll": 1, "probe": 1}
+PREFIX = {"prefix_cache": True, "window": 4, "num_blocks": 40}
+CASES |= {
+    "prefix": PREFIX,
+    "prefix_depth2": {**PREFIX, "depth": 2},
+    "prefix_stream_ordered": {**PREFIX, "depth": 2, "stream_ordered_reuse": True, "max_chunk": 8},
+    "prefix_small": {**PREFIX, "num_blocks": 18, "depth": 2, "replay_len": 6},
+    "prefix_keep": {**PREFIX, "replay_keep": 12, "num_draft": 2, "depth": 2},
+    "prefix_collisions": {**PREFIX, "prefix_hash_bits": 1, "depth": 2, "num_blocks": 24},
+}
+COMMANDS = {
+    "submit": 4,
+    "schedule": 12,
+    "commit": 11,
+    "done": 11,
+    "abort": 0.5,
+    "finish": 0.5,
+    "poll": 1,
+    "probe": 1,
+    "reset": 0.2,
+}
 
 
 class Storm:
@@ -35,14 +54,17 @@ class Storm:
     def __init__(self, seed, watch=True, **changes):
         print("seed", seed, changes)
         self.rng = random.Random(seed)
+        self.common = [self.rng.randrange(VOCAB) for _ in range(40)]
         self.pair = Pair(small_config(**changes), watch)
 
     def submit(self):
         r = self.rng
         if self.pair.model.unfinished > 12:
             return
+        shared = r.choice([0, 0, 8, 16, 30]) if self.pair.config.prefix_cache else 0
         self.pair.submit(
-            [r.randrange(VOCAB) for _ in range(r.choice([1, 3, 4, 5, 17, 40]))],
+            [*self.common[:shared], *(r.randrange(VOCAB) for _ in range(r.choice([1, 3, 4, 5, 17, 40])))],
+            prefix_lookup=r.random() < 0.9,
             max_tokens=r.choice([1, 2, 20, 40]),
             min_tokens=r.choice([0, 0, 0, 3]),
             stop=range(8) if r.random() < 0.2 else (),
@@ -83,6 +105,9 @@ class Storm:
     def probe(self):
         self.pair.probe()
 
+    def reset(self):
+        self.pair.reset_prefix_cache()
+
     def run(self, commands):
         for _ in range(commands):
             getattr(self, self.rng.choices(list(COMMANDS), list(COMMANDS.values()))[0])()
@@ -97,6 +122,6 @@ def test_core_equals_the_reference_after_every_command(case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("seed", range(2, 10))
+@pytest.mark.parametrize("seed", [2, 3])
 def test_core_equals_the_reference_for_long(case, seed):
     Storm(seed, **CASES[case]).run(5000)

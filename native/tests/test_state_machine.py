@@ -20,6 +20,8 @@ SIZES = {
     "drafts": {"num_blocks": 20, "num_draft": 2, "max_chunk": 5},
     "odd": {"num_blocks": 12, "max_num_seqs": 3, "num_state_slots": 3, "max_chunk": 6, "row_order": "length_desc"},
     "stop": {"num_blocks": 16, "stop_preempted": True, "max_prefill_burst": 2, "prefill_watermark": 0.6},
+    "prefix": {"num_blocks": 30, "prefix_cache": True, "window": 4, "max_chunk": 12},
+    "prefix_tight": {"num_blocks": 20, "prefix_cache": True, "window": 4, "replay_len": 5, "num_draft": 1},
 }
 
 
@@ -44,7 +46,10 @@ def machine_for(depth: int, is_stream_ordered: bool):
             priority=st.sampled_from([0, 0, -1, 7]),
         )
         def submit(self, length, max_tokens, min_tokens, stops, priority):
-            prompt = [self.rng.randrange(VOCAB) for _ in range(length)]
+            # Few different tokens, so that prompts share prefixes where there is a cache.
+            vocab = 2 if self.pair.config.prefix_cache else VOCAB
+            head = [1] * (length // 2) if self.pair.config.prefix_cache else []
+            prompt = [*head, *(self.rng.randrange(vocab) for _ in range(length - len(head)))]
             self.pair.submit(prompt, max_tokens=max_tokens, min_tokens=min_tokens, stop=range(stops), priority=priority)
 
         @rule(mode=st.sampled_from([None, None, None, 0, 1, 2]))
@@ -86,6 +91,10 @@ def machine_for(depth: int, is_stream_ordered: bool):
             uid = live[which % len(live)]
             n_output = self.m.requests[uid].n_output if uid in self.m.requests else 0
             self.pair.finish(uid, min(keep, n_output + 1))
+
+        @rule()
+        def reset_prefix_cache(self):
+            self.pair.reset_prefix_cache()
 
         @rule()
         def poll(self):

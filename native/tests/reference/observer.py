@@ -69,6 +69,15 @@ class Observer:
                     out[pool, getattr(s, name)].append(s.uid)
         return out
 
+    @property
+    def writers(self) -> dict:
+        """As `owner`, without full blocks of computed positions, and those of a prefix hit: these are only read."""
+        out = self.owner
+        for s in self.m.requests.values():
+            for block in s.blocks[: max(s.cached, s.store_from) // self.m.settings.block_size]:
+                out["main", block].remove(s.uid)
+        return out
+
     def start(self, command: str, mode=None) -> None:
         self.before = Before(self.m, command, mode)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from reference.records import Refused
+
 ROOT = 0
 
 
@@ -110,13 +112,14 @@ class PrefixCache:
             s.has_twins |= block != own
             s.chain.append((block, self.nodes[block].life))
 
-    def reset(self) -> bool:
+    def reset(self) -> None:
         """Forget everything; refused while a block has more than one holder."""
+        if not self.is_on:
+            raise Refused("config", "there is no prefix cache")
         if any(n > 1 for n in self.pool.ref.values()):
-            return False
+            raise Refused("busy", "a block has more than one holder")
         for block in sorted(self.nodes):
             self.pool.unregister(block)
         self.nodes.clear()
         self.by_key.clear()
         self.epoch += 1
-        return True

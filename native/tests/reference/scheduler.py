@@ -264,6 +264,10 @@ class Scheduler:
         self.flush(events)
         return events
 
+    def reset_prefix_cache(self) -> bool:
+        self.prefix.reset()
+        return True
+
     def step_done(self, step_id: int) -> None:
         if step_id > self.launched:
             raise Refused("order", f"step {step_id} is not launched")
