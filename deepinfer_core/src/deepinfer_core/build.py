@@ -21,6 +21,7 @@ from deepinfer_core.pipeline import Machinery, Owners
 from deepinfer_core.pipeline.lengths import CORRECT_LENGTHS, DECODE_METADATA
 from deepinfer_core.pipeline.machinery import FEED_TOKENS
 from deepinfer_core.plugins.failure import blame, exception_text
+from deepinfer_core.prefix import check_prefix_cache, fingerprint
 from deepinfer_core.tokenizer import Tokenizer
 from deepinfer_core.types import CacheSpec, ModelCard, SchedulerHints
 
@@ -92,11 +93,16 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
     sampled_vocab = min(vocab_size, tokenizer.vocab_size)
     sampler = parts.make_sampler(config.sampler, {}, sampled_vocab)
     settings = _core_settings(config, hints, plan, vocab_size, max_model_len, batched)
+    if config.prefix_cache:
+        check_prefix_cache(hints, block_size=block_size, num_blocks=plan.num_blocks, max_model_len=max_model_len)
+        salt = fingerprint(parts.card, parts.cache_specs, config, block_size, parts.backend.name)
+        settings.update(prefix_cache=True, prefix_salt=salt)
     owners = attrs.evolve(owners, sampler=parts.owners.get("sampler", ""))  # known once it is made
 
     def make_engine(changes: Mapping[str, Any], *observers: StepObserver) -> Engine:
         if observers:
-            changes = {**changes, "depth": 1}  # they time each step, so it must not overlap with the next one
+            # They time each step, so it must not overlap with the next one, nor save anything.
+            changes = {**changes, "depth": 1, "prefix_cache": False}
         machinery = Machinery.of(
             parts.backend, parts.model, sampler, caches, sampled_vocab, owners=owners, sync_guard=config.sync_guard
         )

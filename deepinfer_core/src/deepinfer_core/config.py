@@ -69,6 +69,12 @@ class EngineConfig:
         maximum=600_000,
     )
     block_size: int | None = setting(None, "Tokens of one cache block.", kind="integer", minimum=1, maximum=4096)
+    prefix_cache: bool = setting(
+        False,
+        "Reuse the blocks of equal prompt beginnings. Of a reused beginning the last window runs again, so answers are "
+        "those of a run whose windows start there; exact where nothing is skipped.",
+        kind="boolean",
+    )
     kv_memory: int = setting(256 << 20, "Memory for the caches, e.g. 512MiB.", kind="size", minimum=1, maximum=2**48)
     sampler: str = setting("canonical", "Sampler plugin.", kind="text")
     validation: str = setting(

@@ -20,13 +20,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from deepinfer_core.emission import Emitter
-from deepinfer_core.errors import DeepInferError, EngineError, InvalidParameter
+from deepinfer_core.errors import ConfigError, DeepInferError, EngineError, InvalidParameter
 from deepinfer_core.interfaces import StepObserver
 from deepinfer_core.pipeline import Machinery, PhaseTimes, StepFault, StepRecord
 from deepinfer_core.pipeline.collect import collect, nothing, refused, settle
 from deepinfer_core.pipeline.forward import forward
 from deepinfer_core.pipeline.sample import sample
 from deepinfer_core.pipeline.schedule import schedule
+from deepinfer_core.prefix import PrefixCacheReport
 from deepinfer_core.records import StepKind
 from deepinfer_core.requests import Request, too_long
 from deepinfer_core.samples import WaitingSamples
@@ -58,6 +59,7 @@ class Engine:
         self.times: PhaseTimes = parts.times
         self._parts: Machinery | None = parts
         self._depth: int = core.config.depth
+        self._has_prefix_cache: bool = core.config.prefix_cache
         parts.join(core.config)
         self._open: deque[StepRecord] = deque()
         """Launched and not committed, oldest first."""
@@ -127,6 +129,35 @@ class Engine:
         """
         with self._lock:
             self._guarded(self._flush)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix. Requests go on; what they computed until now is not offered later.
+
+        Raises ConfigError without a prefix cache, EngineError while requests share blocks.
+        """
+        with self._lock:
+            self._require_usable()
+            if not self._has_prefix_cache:
+                raise ConfigError(
+                    "prefix_cache is off, so there is nothing to reset", remedy="make the LLM with prefix_cache=True"
+                )
+            self._guarded(self._flush)
+            from deepinfer_native.errors import BusyError  # the core exists, so its package does
+
+            try:
+                self.core.reset_prefix_cache()
+            except BusyError as err:
+                raise EngineError(
+                    "the prefix cache cannot be reset now", reason=str(err), remedy="try again when requests have ended"
+                ) from err
+
+    @property
+    def prefix_cache_report(self) -> PrefixCacheReport:
+        """What the prefix cache did so far; all zero without one."""
+        stats = self.core.stats()
+        return PrefixCacheReport(
+            stats.prefix_queries, stats.prefix_hit_tokens, stats.prefix_replayed_tokens, stats.prefix_evictions
+        )
 
     def abort(self, requests: Iterable[Request]) -> None:
         """End requests with reason ``abort``; those that have ended stay as they are."""
@@ -200,6 +231,8 @@ class Engine:
         previous = self._open[-1] if self._open else None
         self._open.append(record)
         self._ring.append(record)
+        if self._has_prefix_cache and record.is_prefill:
+            self._note_hits(record)
         parts.times.overlapped_steps += previous is not None
         try:
             _launch(forward, parts, self.core, record, previous)
@@ -252,6 +285,15 @@ class Engine:
         times.commit += t1 - t0
         times.emit += t2 - t1
         self._count(record, t2)
+
+    def _note_hits(self, record: StepRecord) -> None:
+        """What the prefix cache saved of the prompts that start in this step."""
+        saved, again = record.outputs.hit_tokens.tolist(), record.outputs.replayed_tokens.tolist()
+        for uid, hit, replayed in zip(record.uids, saved, again, strict=True):
+            request = self._live.get(uid)
+            # After a preemption a request finds its own blocks: no saving of its prompt.
+            if hit and request is not None and not request.token_ids:
+                request.cached_tokens, request.replayed_tokens = hit, replayed
 
     def _explain_too_long(self, request: Request) -> DeepInferError:
         config = self.core.config

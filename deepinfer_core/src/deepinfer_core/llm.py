@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from deepinfer_core.build import Built, Parts
     from deepinfer_core.config import EngineConfig
     from deepinfer_core.pipeline import PhaseTimes
+    from deepinfer_core.prefix import PrefixCacheReport
     from deepinfer_core.tokenizer import Tokenizer
 
 WINDOW_FACTOR = 2
@@ -150,6 +151,19 @@ class LLM:
     def times(self) -> PhaseTimes:
         """Time spent in each phase of the steps so far."""
         return self._engine.times
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix, for instance because weights changed. May be called between calls and in one.
+
+        Requests that run go on with the same tokens, and what they computed before is not offered later. Raises
+        ConfigError without a prefix cache, EngineError while two running requests share blocks.
+        """
+        self._engine.reset_prefix_cache()
+
+    @property
+    def prefix_cache_report(self) -> PrefixCacheReport:
+        """What the prefix cache did so far; all zero without one."""
+        return self._engine.prefix_cache_report
 
     def close(self) -> None:
         """Abort what runs and give memory and device back. Idempotent."""

@@ -61,6 +61,10 @@ class RequestOutput:
     """The prompt as text; none where it was given as token ids."""
     prompt_token_ids: tuple[int, ...] = field(repr=False)
     outputs: tuple[Completion, ...]
+    cached_tokens: int = 0
+    """Prompt tokens that a prefix cache saved: they were not computed for this prompt."""
+    replayed_tokens: int = 0
+    """Tokens behind them whose blocks were there, and which ran again to rebuild the sliding windows."""
     queue_s: float = 0.0
     """Seconds from submission to the first token; 0 without one."""
     total_s: float = 0.0
@@ -107,6 +111,8 @@ class RequestOutput:
             "finish_reason": first.finish_reason,
             "finish_detail": first.finish_detail,
             "num_prompt_tokens": len(self.prompt_token_ids),
+            "cached_tokens": self.cached_tokens,
+            "replayed_tokens": self.replayed_tokens,
             "num_output_tokens": len(first.token_ids),
             "seed": first.seed,
         }

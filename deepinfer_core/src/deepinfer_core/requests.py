@@ -47,6 +47,8 @@ class Request:
     is_closed: bool = False
     """Whether the caller has seen the end."""
     uid: int = 0
+    cached_tokens: int = 0
+    replayed_tokens: int = 0
     token_ids: list[int] = field(factory=list)
     finish_reason: str = ""
     finish_detail: str = ""
@@ -150,6 +152,8 @@ class Request:
             prompt=head.prompt,
             prompt_token_ids=head.prompt_token_ids,
             outputs=tuple(r.completion() for r in samples),
+            cached_tokens=head.cached_tokens,
+            replayed_tokens=head.replayed_tokens,
             queue_s=first_s - start,
             total_s=max(r._end_s for r in samples) - start,
         )

@@ -41,8 +41,7 @@ class Computed:
     """Position -> hidden row; a preempted request computes its rows again."""
     ngrams: dict[int, list[int]] = field(factory=dict)
     blocks: list[int] = field(factory=list)
-    slots: tuple[int, int] = (0, 0)
-    """Of the window ring and of the compressor state."""
+    admissions: int = 0
 
     @property
     def hit(self) -> int:
@@ -120,13 +119,14 @@ class CoreDriver:
         tokens = []
         for i, (uid, part, end) in enumerate(zip(step.seq_uid.tolist(), hidden, ends, strict=True)):
             request, computed = requests[uid]
-            if step.hit_tokens[i]:
-                computed.start, computed.replayed = int(step.hit_tokens[i]), int(step.replayed_tokens[i])
             positions = range(end - len(part), end)
+            hit = int(step.hit_tokens[i])
+            if positions.start == hit:  # the first chunk, maybe of another life
+                computed.admissions += 1
+                computed.start, computed.replayed = hit, int(step.replayed_tokens[i])
             computed.rows.update(zip(positions, part, strict=True))
             computed.ngrams.update(zip(positions, grams[i].tolist(), strict=True))
             computed.blocks = step.bt_ids[step.bt_offsets[i] : step.bt_offsets[i + 1]].tolist()
-            computed.slots = int(step.swa_slot[i]), int(step.state_slot[i])
             after = end - len(request.prompt)
             tokens.append(request.follow[after] if 0 <= after < len(request.follow) else 0)
         core.commit(

@@ -29,10 +29,14 @@ class Sequence_:
     swa_slot: int
     state_slot: int
     done: int = 0
+    swa_valid_start: int = 0
+    store_from: int = 0
+    """After a prefix hit: where windows begin, and the first position whose entries are this sequence's own."""
 
     def row(self, q: int, g: Geometry) -> Row:
         blocks = self.block_table[: -(-(self.done + q) // g.block_size)]
-        return Row(self.tokens, self.done, q, blocks, self.swa_slot, self.state_slot)
+        slots = self.swa_slot, self.state_slot
+        return Row(self.tokens, self.done, q, blocks, *slots, self.swa_valid_start, self.store_from)
 
 
 def geometry(hints: SchedulerHints, block_size: int, max_len: int) -> Geometry:

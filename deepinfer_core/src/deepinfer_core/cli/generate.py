@@ -42,6 +42,7 @@ SETTINGS = (
     "chunked_prefill",
     "target_itl_ms",
     "block_size",
+    "prefix_cache",
     "cache_formats",
     "num_threads",
     "sampler",
@@ -108,7 +109,11 @@ def generate(
             is_ready=getattr(lines, "is_ready", None),
             on_held_interrupt=_say_that_it_waits,
         )
-        return _generate(run, target, as_json=as_json, stream=stream, headers=many)
+        try:
+            return _generate(run, target, as_json=as_json, stream=stream, headers=many)
+        finally:
+            if config.prefix_cache:
+                sys.stderr.write(f"deepinfer: {llm.prefix_cache_report}\n")
 
 
 def _source(prompts: tuple[str, ...], prompts_file: str | None) -> str | None:
