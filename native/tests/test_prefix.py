@@ -424,7 +424,7 @@ def test_tables_of_a_step_may_be_longer_than_the_pool():
     driver.submit(prompt_of(40), max_tokens=1, stop=())
     driver.run()
     for seed in range(12):
-        driver.submit(prompt_of(40) + [seed], max_tokens=3, stop=())
+        driver.submit([*prompt_of(40), seed], max_tokens=3, stop=())
     longest = 0
     while driver.core.unfinished:
         o = driver.step()
