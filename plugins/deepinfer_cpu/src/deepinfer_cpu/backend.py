@@ -32,6 +32,7 @@ from deepinfer_cpu.ops import (
     quant,
     sampling,
     transform,
+    verify,
 )
 from deepinfer_cpu.sync_guard import NoSync
 
@@ -54,6 +55,7 @@ OPS: Mapping[str, Callable[..., Any]] = {
             ),
         ),
         ("meta", feed, "feed_tokens correct_lengths"),
+        ("meta", verify, "verify_lengths"),
         ("attn", attention, "sparse_prefill plan sparse_decode"),
         ("index", indexer, "logits topk block_max restore"),
         ("gemm", gemm, "dense grouped einsum_heads"),
