@@ -106,7 +106,7 @@ SPECIAL: list[tuple[Callable[[], Any], dict[str, int], Callable[[Any], None], st
     (scheduled, TABLES, assign(ignored_uid=uids(103)), "disjoint(ignored_uid, seq_uid)"),
     (scheduled, TABLES, assign(held_uid=uids(100, 11)), "disjoint(held_uid, seq_uid)"),
     (scheduled, TABLES, assign(preempted_uid=uids(102)), "disjoint(preempted_uid, seq_uid)"),
-    (lean, {}, put("row_slot_idx", 2, 0), "all(1 <= row_slot_idx <= max_num_seqs)"),
+    (lean, {}, put("row_slot_idx", 2, 0), "all(0 <= row_slot_idx <= max_num_seqs"),
     (lean, {}, put("row_slot_idx", 2, 3), "all(row_slot_idx == repeat(step.row_slot, step.seqlens_q))"),
     (mirrored, CP, assign(cp_mirror_len=19, mirror_index=np.zeros(19, np.int32)), "cp > 1 implies"),
     (mirrored, CP, put("mirror_index", 3, 28), "all(-1 <= mirror_index < T)"),

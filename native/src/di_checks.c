@@ -4145,16 +4145,19 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!ok) for (int64_t i = 0; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 54, 106, -1, "InputMetadataV41.ngram_win", "all(ngram_win >= -1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
-    /* row_slot_idx: all(1 <= row_slot_idx <= max_num_seqs) */
+    /* row_slot_idx: all(0 <= row_slot_idx <= max_num_seqs and (row_slot_idx != 0 or not valid_token_mask)) */
     do {
         if (!di_readable(&rec->row_slot_idx)) continue;
         const int32_t *f0 = rec->row_slot_idx.data; const int64_t n0 = di_size(&rec->row_slot_idx);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(1), (int64_t)l->max_num_seqs)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs)));
+        if (!di_readable(&rec->base.valid_token_mask)) continue;
+        const uint8_t *f1 = rec->base.valid_token_mask.data; const int64_t n1 = di_size(&rec->base.valid_token_mask);
+        (void)f1; (void)n1;
+        const int64_t n = di_min(n0, n1); int ok = 1;
+        for (int64_t i = 0; i < n; i++) ok &= ((((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs))) & (((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) | (!(((int64_t)f1[i]) != 0))));
         if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 55, 107, -1, "InputMetadataV41.row_slot_idx", "all(1 <= row_slot_idx <= max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs))) & (((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) | (!(((int64_t)f1[i]) != 0))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 55, 107, -1, "InputMetadataV41.row_slot_idx", "all(0 <= row_slot_idx <= max_num_seqs and (row_slot_idx != 0 or not valid_token_mask))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 55, 107, -1, "InputMetadataV41.row_slot_idx", "all(0 <= row_slot_idx <= max_num_seqs and (row_slot_idx != 0 or not valid_token_mask))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* row_slot_idx: all(row_slot_idx == repeat(step.row_slot, step.seqlens_q)) */
     if (level >= DI_LEVEL_FULL) if (step != NULL) do {
@@ -6367,7 +6370,7 @@ static const di_contract_info contracts[] = {
     {"InputMetadata", "1.0", DI_FIELDS_INPUT_METADATA, (uint32_t)sizeof(di_input_metadata),
      chain_input_metadata, "72e5ca85869553b5fc336e142f7bae030a08fd110186d367df2e7f76d2c226f4", fields_input_metadata},
     {"InputMetadataV41", "1.0", DI_FIELDS_INPUT_METADATA_V41, (uint32_t)sizeof(di_input_metadata_v41),
-     chain_input_metadata_v41, "eaa877bf43763d55623d40f5e088b6d4e014a9bbdfdba7cebd801a0f5ec1fd30", fields_input_metadata_v41},
+     chain_input_metadata_v41, "8dd0b0128cf0f4bbe347896d6e7756e550a6ad5114b2b585f4f100ecf56bf3a0", fields_input_metadata_v41},
     {"SamplerInputs", "1.0", DI_FIELDS_SAMPLER_INPUTS, (uint32_t)sizeof(di_sampler_inputs),
      chain_sampler_inputs, "d30481c89596562343c38645165b1f85e2d9070dc2a4468846d8b6a4064b78bb", fields_sampler_inputs},
     {"SamplerOutput", "1.0", DI_FIELDS_SAMPLER_OUTPUT, (uint32_t)sizeof(di_sampler_output),

@@ -14,6 +14,8 @@ CASES = {
     "no_pools": {"num_swa_slots": 0, "num_state_slots": 0, "window": 0},
     "ngrams": {"ngram": 3, "ngram_table": np.arange(VOCAB, dtype=np.int32), "ngram_pad": 5},
     "common": {"inputs": "InputMetadata"},
+    "tables_by_row": {"csr_tables": False},
+    "prefix_cache": {"prefix_cache": True},
     "one_ratio": {"ratios_sparse": (1,), "ratios_dense": ()},
 }
 
@@ -56,3 +58,9 @@ def test_placeholder_query_without_its_mask_is_refused():
 def test_placeholder_of_a_joint_step_is_refused():
     with pytest.raises(ArgumentError, match="kind"):
         placeholder_inputs(small_config(), StepKind.JOINT)
+
+
+def test_placeholder_of_persistent_tables_names_the_null_row():
+    m = placeholder_inputs(small_config(csr_tables=False))
+    assert m.block_tables is None
+    assert m.row_slot_idx.tolist() == [0]

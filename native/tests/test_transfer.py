@@ -54,6 +54,8 @@ CASES = {
     "pipelined_prompts": {"depth": 2, "prompt": {"max_chunk": 8, "depth": 2}},
     "few_rows": {"depth": 2, "completion": {"max_num_seqs": 1, "max_num_batched_tokens": 8}},
     "few_units": {"depth": 2, "completion": {"num_swa_slots": 3, "num_blocks": 40}, "prompt": {"num_swa_slots": 3}},
+    "prefix_cache": {"depth": 2, "prompt": {"prefix_cache": True}, "completion": {"prefix_cache": True}},
+    "varying_lengths": {"depth": 2, "num_draft": 3, "completion": {"verify_lengths": "confidence"}},
     "stream_ordered": {"depth": 2, "completion": {"stream_ordered_reuse": True}},
 }
 
@@ -198,6 +200,8 @@ class Storm:
 STORMS = {
     "depth1": {"completion": {"num_blocks": 40}},
     "depth2_drafts": {"depth": 2, "num_draft": 2, "prompt": {"max_chunk": 8}, "completion": {"num_blocks": 30}},
+    "prefix_cache": {"depth": 2, "prompt": {"prefix_cache": True, "num_blocks": 20}, "completion": {"num_blocks": 30}},
+    "varying_lengths": {"depth": 2, "num_draft": 2, "completion": {"verify_lengths": "confidence"}},
     "small": {"depth": 2, "prompt": {"num_blocks": 16, "depth": 2}, "completion": {"num_blocks": 14}},
 }
 
@@ -414,6 +418,16 @@ def test_events_of_an_injected_request_begin_with_its_first_token():
     events = driver.core.commit(o.step_id, sampled)
     assert (events.output_index.tolist(), events.token_id.tolist()[0]) == ([1, 2], 8)
     assert events.logprob.tolist() == [-0.5, -0.5]
+
+
+def test_first_step_of_an_injected_request_names_all_of_its_blocks():
+    """A backend that keeps tables by row slot learns them from the new entries of that step only."""
+    core = Driver(small_config(engine_type=EngineType.COMPLETION, stop_preempted=True, csr_tables=False)).core
+    reservation = core.reserve([1] * 11, max_tokens=5)
+    core.inject(reservation.handle, 8)
+    o = core.schedule(StepMode.DECODE)
+    row = int(o.row_slot[0])
+    assert o.bt_delta.tolist() == [[row, i, b] for i, b in enumerate(reservation.block_ids.tolist())]
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ class Pair:
         driver.core.audit()
         stats = driver.core.stats()
         for pool in (stats.main, stats.swa, stats.state, stats.draft):
-            require(pool.free == pool.total, "leak", pool)
+            require(pool.free + pool.cached == pool.total, "leak", pool)
         require(stats.handoff == 0, "a transfer is left")
 
     def output(self, uid):

@@ -155,7 +155,7 @@ CONTRACTS: Mapping[str, ContractInfo] = {
     ),
     "InputMetadataV41": ContractInfo(
         name="InputMetadataV41", version="1.0", struct="di_input_metadata_v41",
-        semantic_hash="eaa877bf43763d55623d40f5e088b6d4e014a9bbdfdba7cebd801a0f5ec1fd30",
+        semantic_hash="8dd0b0128cf0f4bbe347896d6e7756e550a6ad5114b2b585f4f100ecf56bf3a0",
         fields=(
         ("struct_size", "u32"),
         ("chain", "u64"),

@@ -170,7 +170,7 @@ class InputMetadataV41(InputMetadata):
     draft_index: Array = None  # i32[NK, DW], decode, optional: drafter's window rows, built on the device
     fresh_ids: Array = None  # i32[N, Q], decode, optional: current token and drafts of each request as far as the host knows them; not read where a row continues a step in flight
     ngram_win: Array = None  # i32[N, K + G - 1], decode, optional: compressed history of G - 1 tokens, then the K drafts of the step before; -1 ends the look-back (start of the text, image)
-    row_slot_idx: Array = None  # i32[T], decode, optional: row of each token's request in the persistent block table that bt_delta keeps; instead of block_tables
+    row_slot_idx: Array = None  # i32[T], decode, optional: row of each token's request in the persistent block table that bt_delta keeps; instead of block_tables; 0 for placeholders
 
 
 @define(eq=False)

@@ -41,7 +41,10 @@ def placeholder_inputs(config: CoreConfig, kind: StepKind = StepKind.DECODE) -> 
     if kind == StepKind.DECODE:
         values["valid_token_mask"] = np.zeros(1, np.bool_)
         values["query_indices"] = i32([PLACEHOLDER_QUERY])
-        values["block_tables"] = np.zeros((1, config.max_blocks), np.int32)
+        if config.csr_tables:
+            values["block_tables"] = np.zeros((1, config.max_blocks), np.int32)
+        else:
+            values["row_slot_idx"] = i32([0])  # row 0 of a table kept by row slot names the null block only
     else:
         values["load_main"] = {ratio: i32([[-1, 0, 1, 0]]) for ratio in config.ratios}
     record = InputMetadataV41() if config.inputs == "InputMetadataV41" else InputMetadata()
