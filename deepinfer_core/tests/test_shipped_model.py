@@ -38,7 +38,8 @@ def tokens(**settings: Any) -> tuple[list[tuple[int, ...]], int]:
 
 @pytest.fixture(scope="module")
 def solo() -> list[tuple[int, ...]]:
-    return tokens(max_num_seqs=1)[0]
+    """One at a time and each step committed before the next; everything below runs two steps deep."""
+    return tokens(max_num_seqs=1, overlap=False)[0]
 
 
 def test_batch_equals_solo(solo: list[tuple[int, ...]]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from drafting_toys import DRAFT_RING, DraftingBackend, DraftingSampler, Pattern, draft_hints, whole_text
-from engine_toys import BLOCK, ToyModel, check_idle, ids, prompts_of, toy_llm
+from engine_toys import BLOCK, Faulty, ToyModel, check_idle, ids, prompts_of, toy_llm
 
 from deepinfer_core.llm import LLM
 from deepinfer_core.sampling_params import SamplingParams
@@ -26,9 +28,9 @@ COUNTS = (9, 1, 30, 17, 23, 2)
 
 def drafting_llm(num_draft: int, pattern: Pattern, prompts: list[list[int]], **settings: Any) -> LLM:
     """Request ``i`` has the seed ``i + 1``, by which the sampler knows it."""
-    device = settings.pop("device_results", False)
+    device, fault = settings.pop("device_results", False), settings.pop("fault", None)
     truth = {i + 1: whole_text(p, 60) for i, p in enumerate(prompts)}
-    parts = {
+    parts: dict[str, Any] = {
         "backend": DraftingBackend(),
         "model": ToyModel(DRAFT_RING),
         "hints": draft_hints(num_draft),
@@ -38,6 +40,9 @@ def drafting_llm(num_draft: int, pattern: Pattern, prompts: list[list[int]], **s
             CacheSpec("swa", "swa", [CacheLayer(0, DRAFT_RING, "i64", 1)]),
         ),
     }
+    if fault is not None:
+        parts["model"] = Faulty(parts["model"], fault, "forward", "logits")
+        parts["sampler"] = Faulty(parts["sampler"], fault, "sample")
     return toy_llm(parts=parts, **settings)
 
 
@@ -91,15 +96,49 @@ def test_stop_inside_an_accepted_block_wins_and_nothing_follows_it() -> None:
         assert output.finish_reason == "stop"
 
 
-def test_preemption_between_draft_steps_does_not_change_the_tokens() -> None:
+@pytest.mark.parametrize("num_draft", [0, 1, 3, 5])
+def test_preemption_every_few_steps_does_not_change_the_tokens(num_draft: int) -> None:
     prompts = prompts_of(4, 10, seed=14)
     slots = int(1.2 * 4) + 1
-    settings = {"kv_memory": (17) * BLOCK * 8 + slots * DRAFT_RING * 8, "max_num_seqs": 4}
-    with drafting_llm(3, PATTERNS["right after wrong"], prompts, **settings) as llm:
-        outputs = llm.generate(prompts, params_of((25, 25, 25, 25)))
+    settings = {"kv_memory": 17 * BLOCK * 8 + slots * DRAFT_RING * 8, "max_num_seqs": 4}
+    with drafting_llm(num_draft, PATTERNS["right after wrong"], prompts, **settings) as llm:
+        outputs = llm.generate(prompts, params_of((30, 30, 30, 30)))
         check_idle(llm)
-        assert llm.built.engine.core.stats().preemptions > 0
-    assert ids(outputs) == [whole_text(p, 25)[10:] for p in prompts]
+        stats = llm.built.engine.core.stats()
+    assert stats.preemptions >= 3
+    assert stats.tokens_output == 120
+    assert ids(outputs) == [whole_text(p, 30)[10:] for p in prompts]
+
+
+@pytest.mark.parametrize("num_draft", [1, 4])
+@pytest.mark.parametrize("seed", range(4))
+def test_random_faults_and_cancels_between_draft_steps_leave_nothing_behind(num_draft: int, seed: int) -> None:
+    draw = random.Random(seed)
+    prompts = [prompts_of(1, draw.randrange(1, 20), seed=100 * seed + i)[0] for i in range(16)]
+    counts = tuple(draw.randrange(1, 25) for _ in prompts)
+    done: dict[int, Any] = {}
+
+    def fault(name: str, call: int, go: Callable[[], Any]) -> Any:
+        if draw.random() < 0.02:
+            raise RuntimeError("boom")
+        return go()
+
+    slots = int(1.2 * 4) + 1
+    settings = {"kv_memory": 24 * BLOCK * 8 + slots * DRAFT_RING * 8, "max_num_seqs": 4}
+    with drafting_llm(num_draft, PATTERNS["in rotation"], prompts, fault=fault, **settings) as llm:
+        with llm.stream(prompts, params_of(counts)) as stream:
+            for chunk in stream:
+                if draw.random() < 0.05:
+                    stream.cancel(draw.randrange(16))
+                if chunk.output is not None:
+                    done[chunk.index] = chunk.output
+        check_idle(llm)
+    assert sorted(done) == list(range(16))
+    for index, output in done.items():
+        want = whole_text(prompts[index], counts[index])[len(prompts[index]) :]
+        assert list(output.token_ids) == want[: len(output.token_ids)]
+        assert output.finish_reason in ("length", "abort", "engine")
+        assert output.finish_reason != "length" or list(output.token_ids) == want
 
 
 def test_sampler_without_accepted_counts_is_named(overlap: bool) -> None:
