@@ -17,6 +17,7 @@ typedef struct fuzzed {
     di_config config;
     uint64_t launched, committed, done, last_uid;
     int32_t n[3], t[3], kind[3];        /* shape of open steps, by step id modulo 3 */
+    uint64_t pin;                       /* the one external pin, 0 = none */
     int32_t tokens[MAX_UID], ends[MAX_UID];
     uint64_t handles[MAX_HANDLES];      /* the newest reservations, by turns; used ones must be stale */
     uint32_t n_handles;
@@ -246,10 +247,45 @@ static void probe(fuzzed *f)
     REQUIRE(out.in_flight == (int32_t)(f->launched - f->committed));
 }
 
+static void fork_one(fuzzed *f, script *s)
+{
+    uint8_t a = take(s);
+    di_fork_args args = {.struct_size = sizeof args, .at_prompt = a & 1, .max_tokens = a >> 1 & 7, .seed = a};
+    int64_t live = 0;
+    REQUIRE(di_unfinished(f->core, &live) == 0);
+    if (f->last_uid + 1 >= MAX_UID || live >= 2 * MAX_SEQS) return;
+    uint64_t uid = 0;
+    int code = di_fork(f->core, 1 + (a >> 4) % (f->last_uid + 1), &args, &uid);
+    REQUIRE(f->config.engine_type == DI_ENGINE_NORMAL ? code == 0 || code == DI_E_NOT_FOUND : code == DI_E_ARG);
+    if (code == 0) f->last_uid = uid;
+}
+
+static void pin_or_unpin(fuzzed *f, script *s)
+{
+    if (f->pin) {
+        REQUIRE(di_unpin(f->core, f->pin) == 0 && di_unpin(f->core, f->pin) == DI_E_STALE_HANDLE);
+        f->pin = 0;
+        return;
+    }
+    int32_t units[2] = {1 + take(s) % 32, 1 + take(s) % 8};
+    int code = di_pin(f->core, units[1] % 4, units, 1 + units[0] % 2, &f->pin);
+    REQUIRE(code == 0 || code == DI_E_ARG);
+}
+
 static void reset(fuzzed *f)
 {
     int code = di_reset_prefix_cache(f->core, NULL);
     REQUIRE(f->config.prefix_cache ? code == 0 || code == DI_E_BUSY : code == DI_E_CONFIG);
+}
+
+static void other(fuzzed *f, script *s)
+{
+    switch (take(s) % 8) {
+    case 0: case 1: fork_one(f, s); break;
+    case 2: case 3: pin_or_unpin(f, s); break;
+    case 4: if (take(s) < 64) reset(f); break;
+    default: probe(f); break;
+    }
 }
 
 static void apply(fuzzed *f, script *s)
@@ -260,7 +296,7 @@ static void apply(fuzzed *f, script *s)
     case 6: case 7: case 8: case 9: commit(f, s); break;
     case 10: case 11: case 12: done(f, take(s)); break;
     case 13: if (take(s) < 48) end_one(f, s); break;
-    case 14: if (take(s) < 240) probe(f); else reset(f); break;
+    case 14: other(f, s); break;
     case 15: transfer(f, s); break;
     default: poll(f); break;
     }
@@ -275,6 +311,7 @@ static void drain(fuzzed *f)
         uint8_t status;
         REQUIRE(di_abort(f->core, &uid, 1, &status) == 0);
     }
+    if (f->pin) pin_or_unpin(f, &none);
     poll(f);
     for (uint64_t uid = 1; uid <= f->last_uid; uid++) {
         int code = di_acknowledge(f->core, uid);

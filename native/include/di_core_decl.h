@@ -107,6 +107,15 @@ typedef struct di_request {
     int32_t prefix_lookup;          /* 1: use cached blocks of an equal prefix, 0: compute everything */
 } di_request;
 
+/* A request that goes on from another one's tokens; it inherits all that is not here but forced tokens. */
+typedef struct di_fork_args {
+    uint32_t struct_size;
+    int32_t at_prompt;              /* 1: from the parent's prompt, 0: from all of its committed tokens */
+    int32_t max_tokens;             /* of its own; 0 = what the parent has left at that place */
+    int32_t pad;
+    uint64_t seed;
+} di_fork_args;
+
 /* Whether a prefill step is due, wanted and allowed (spec/engine.md 2.2, steps 1 and 2). */
 typedef struct di_probe_out {
     int32_t point;                  /* 0 none, 1 ANY, 2 ALL */
@@ -163,6 +172,8 @@ typedef struct di_stats_out {
     uint64_t prefix_hit_tokens;     /* positions that were not computed */
     uint64_t prefix_replayed_tokens; /* positions of hits that ran again */
     uint64_t prefix_evictions;      /* cached blocks that were taken for other tokens */
+    int64_t pins;                   /* external handles that are out */
+    int64_t pinned_units;           /* references that external pins hold */
 } di_stats_out;
 
 /* Units that a request was given in a COMPLETION engine, to be filled from outside (spec/engine.md 1.4). */
@@ -267,6 +278,9 @@ void di_core_destroy(di_core *core);
 int di_submit(di_core *core, const di_request *request, uint64_t *uid);
 /* Ask for the end of n requests; status[i] is an enum di_abort_status. Idempotent. */
 int di_abort(di_core *core, const uint64_t *uids, int n, uint8_t *status);
+/* Make a child of a live request. Its prompt is what it takes over. It runs once the parent's prompt is computed:
+ * with copies of the parent's caches where units allow, else computed from its tokens. Engine thread. */
+int di_fork(di_core *core, uint64_t parent, const di_fork_args *args, uint64_t *uid);
 /* End a request whose text contains a stop string after n_output tokens; later tokens are dropped. */
 int di_finish(di_core *core, uint64_t uid, int reason, int n_output);
 
@@ -309,6 +323,10 @@ int di_event_pin(di_core *core, int arena, int pinned);
 /* Where the last batch lies. */
 int di_event_last(di_core *core, di_event_info *out);
 
+/* Hold n units of a pool (an enum di_pool; INDEX is MAIN) that live requests hold, until di_unpin. */
+int di_pin(di_core *core, int pool, const int32_t *units, int n, uint64_t *handle);
+/* DI_E_STALE_HANDLE for a handle that was given back. */
+int di_unpin(di_core *core, uint64_t handle);
 /* Forget every cached prefix (the weights changed); requests go on, and what they computed before is not offered
  * later. salt NULL = keep. DI_E_BUSY while requests share a block. */
 int di_reset_prefix_cache(di_core *core, const uint64_t *salt);

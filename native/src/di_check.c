@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "di_pin.h"
 #include "di_transfer.h"
 
 static int level(const di_core *c) { return c->cfg.validation; }
@@ -187,11 +188,13 @@ static int check_all(di_core *c)
         }
     for (uint64_t i = 0; i <= c->clients.table.mask && !code; i++)
         for (const di_seq *s = c->clients.table.buckets[i]; s && !code; s = s->map_next) code = check_blocks(c, s);
+    if (!code) code = di_pin_see_owners(c);
     if (!code && (found != c->clients.table.count || live != c->clients.unfinished))
         code = wrong("table", NULL, "the number of requests is wrong");
     pthread_mutex_unlock(&c->clients.lock);
     if (!code) code = di_queue_check(&c->queue);
     if (!code) code = di_transfer_check(c);
+    if (!code) code = di_fork_check(c);
     if (!code) code = check_running(c);
     if (!code) code = check_steps(c);
     return code ? code : check_census(c, &n);
@@ -210,15 +213,20 @@ static int audit(di_core *c)
     int64_t unfinished = 0;
     di_unfinished(c, &unfinished);
     if (unfinished > 0 || c->launched != c->committed || c->launched != c->done) return 0;
-    const di_unit_pool *pools[] = {&c->main, &c->swa, &c->state, &c->draft, &c->row};
-    for (size_t i = 0; i < sizeof pools / sizeof *pools; i++) {
+    di_unit_pool *pools[] = {&c->main, &c->swa, &c->state, &c->draft, &c->row};
+    enum { N_POOLS = sizeof pools / sizeof *pools };
+    for (size_t i = 0; i < N_POOLS; i++) di_pool_begin_owners(pools[i]);
+    int code = di_pin_see_owners(c);
+    for (size_t i = 0; i < N_POOLS && !code; i++) {
         const di_unit_pool *p = pools[i];
-        if (p->size && di_pool_available(p) != di_pool_total(p))
+        if (p->size && (di_pool_check_owners(p) || p->limbo.count > 0))
             return di_fail(DI_E_INTERNAL, "", p->name,
-                           "leak: nothing is live, %u of %d units are free, %u cached, %u held, %u in limbo",
-                           p->free.count, di_pool_total(p), p->cached.count, p->held_count, p->limbo.count);
+                           "leak: nothing is live, %u of %d units are free, %u cached, %u held, %u in limbo; pins hold "
+                           "%lld",
+                           p->free.count, di_pool_total(p), p->cached.count, p->held_count, p->limbo.count,
+                           (long long)c->pinned_units);
     }
-    return 0;
+    return code;
 }
 
 int di_audit(di_core *c, di_error *error)

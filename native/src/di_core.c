@@ -7,6 +7,7 @@
 #include "di_check.h"
 #include "di_config.h"
 #include "di_pack.h"
+#include "di_pin.h"
 #include "di_policy.h"
 #include "di_publish.h"
 #include "di_state.h"
@@ -88,6 +89,7 @@ static void sweep(di_core *c, di_seq *s)
 
 int di_core_finish(di_core *c, di_seq *s, uint8_t reason, int with_event)
 {
+    if (c->forks.count) di_fork_end(c, s);
     if (s->listed && s->phase == DI_PHASE_RUNNING) di_core_leave_running(c, s);
     else if (s->listed) di_queue_remove(&c->queue, s);
     int code = di_core_release(c, s);
@@ -229,6 +231,7 @@ void di_core_destroy(di_core *c)
         s->keep &= (uint8_t)~DI_KEEP_SWEEP;
         if (!s->keep) di_seq_free(&c->clients.bins, s);
     }
+    di_pin_free(c);
     di_bins_free(&c->clients.bins);
     di_events_free(&c->events);
     di_handle_free(&c->handles);

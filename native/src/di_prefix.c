@@ -108,6 +108,17 @@ int di_prefix_hold(di_prefix *x, di_seq *s, const di_hit *hit)
     return 0;
 }
 
+void di_prefix_inherit(const di_prefix *x, const di_seq *parent, di_seq *child)
+{
+    if (!x->is_on) return;
+    int32_t full = child->len / x->index.block_size;
+    child->n_hashed = parent->n_hashed < full ? parent->n_hashed : full;
+    memcpy(child->hashes, parent->hashes, (size_t)child->n_hashed * 2 * sizeof(uint64_t));
+    child->hash_epoch = parent->hash_epoch;
+    child->chain_epoch = parent->chain_epoch;
+    child->register_at = x->index.block_size;   /* the first offer finds the parent's blocks and joins them */
+}
+
 int di_prefix_register(di_prefix *x, di_seq *s)
 {
     s->register_at = INT32_MAX;

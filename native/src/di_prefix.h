@@ -40,6 +40,8 @@ di_hit di_prefix_match(const di_prefix *x, di_seq *s);
 /* Hold the blocks of a hit, before others are taken; sets what follows for the request. A hit of 0 blocks only starts
  * the request's chain. */
 int di_prefix_hold(di_prefix *x, di_seq *s, const di_hit *hit);
+/* A fork goes on in its parent's chain: the same hashes, offers and reset. */
+void di_prefix_inherit(const di_prefix *x, const di_seq *parent, di_seq *child);
 /* Offer every block that is full and computed; to be called when cached reaches s->register_at. */
 int di_prefix_register(di_prefix *x, di_seq *s);
 /* Forget everything. DI_E_BUSY while a block has more than one holder. salt NULL = the next one. */

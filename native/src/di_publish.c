@@ -33,6 +33,8 @@ static int take_arrays(di_core *c, di_outputs *o)
     }
     TAKE(bt_delta, 3 * blocks);
     TAKE(zero_slots, 4 * n);
+    TAKE(clone_slots, 6 * n);
+    TAKE(clone_blocks, 2 * n);
     TAKE(hit_tokens, n);
     TAKE(replayed_tokens, n);
     TAKE(inflight, n);
@@ -80,8 +82,8 @@ int di_publish_create(di_core *c, di_outputs *o)
     }
     r->bt_delta = di_view_2d(o->bt_delta, DI_DTYPE_I32, 0, 3);
     r->zero_slots = di_view_2d(o->zero_slots, DI_DTYPE_I32, 0, 2);
-    r->clone_slots = di_view_2d(o->zero_slots, DI_DTYPE_I32, 0, 3);
-    r->clone_blocks = di_view_2d(o->zero_slots, DI_DTYPE_I32, 0, 2);
+    r->clone_slots = di_view_2d(o->clone_slots, DI_DTYPE_I32, 0, 3);
+    r->clone_blocks = di_view_2d(o->clone_blocks, DI_DTYPE_I32, 0, 2);
     r->finished_uid = di_view_1d(o->finished_uid, DI_DTYPE_U64, 0);
     r->finished_reason = di_view_1d(o->finished_reason, DI_DTYPE_U8, 0);
     r->ignored_uid = di_view_1d(o->ignored_uid, DI_DTYPE_U64, 0);
@@ -107,6 +109,7 @@ void di_publish_begin(di_core *c, di_step *step, di_outputs *o, int32_t kind)
     o->record.seqlens_q.data = o->seqlens_q;
     o->record.seqlens_k.data = o->seqlens_k;
     o->n_delta = o->n_zero = o->n_finished = o->n_ignored = o->n_held = o->n_preempted = 0;
+    o->n_clone_slots = o->n_clone_blocks = 0;
 }
 
 /* A request that comes to row i: everything that it keeps as long as it stays there. */
@@ -214,6 +217,8 @@ void di_publish_step(const di_core *c, const di_step *step, di_outputs *o)
     r->num_batched_tokens = step->t;
     r->bt_delta.shape[0] = o->n_delta;
     r->zero_slots.shape[0] = o->n_zero;
+    r->clone_slots.shape[0] = o->n_clone_slots;
+    r->clone_blocks.shape[0] = o->n_clone_blocks;
     r->finished_uid.shape[0] = r->finished_reason.shape[0] = o->n_finished;
     r->ignored_uid.shape[0] = r->ignored_reason.shape[0] = o->n_ignored;
     r->held_uid.shape[0] = o->n_held;

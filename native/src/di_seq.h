@@ -73,6 +73,7 @@ struct di_seq {
     int32_t n_stop;           /* stop ids, EOS included unless ignored */
     int32_t n_forced;
     uint8_t prefix_lookup;
+    uint64_t parent_uid;            /* of a fork that waits for its parent; 0 = none */
     uint8_t queue_class;      /* 0 continuation of a prompt, 1 preempted, 2 new */
     int32_t *stop_ids;
     int32_t *forced;

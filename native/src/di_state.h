@@ -14,6 +14,7 @@
 #include "di_cost.h"
 #include "di_error.h"
 #include "di_events.h"
+#include "di_fork.h"
 #include "di_handle.h"
 #include "di_pool.h"
 #include "di_prefix.h"
@@ -67,11 +68,11 @@ typedef struct di_outputs {
     int32_t *row_slot, *seqlens_q, *seqlens_k, *cached, *full_len, *remap;
     int32_t *corrected_q, *corrected_k;           /* di_correct's, where lengths vary */
     int32_t *state_slot, *swa_slot, *draft_read_slot, *draft_write_slot, *swa_valid_start;
-    int32_t *bt_offsets, *bt_ids, *bt_delta, *zero_slots;
+    int32_t *bt_offsets, *bt_ids, *bt_delta, *zero_slots, *clone_slots, *clone_blocks;
     int32_t *hit_tokens, *replayed_tokens;
     uint8_t *inflight, *is_last_chunk, *finished_reason, *ignored_reason;
     uint64_t *finished_uid, *ignored_uid, *held_uid, *preempted_uid;
-    int32_t n_delta, n_zero, n_finished, n_ignored, n_held, n_preempted;
+    int32_t n_delta, n_zero, n_finished, n_ignored, n_held, n_preempted, n_clone_slots, n_clone_blocks;
     int32_t csr_rows;             /* rows whose tables are in bt_ids */
     uint64_t csr_changes;         /* table entries made in this core when they were copied */
 } di_outputs;
@@ -112,6 +113,8 @@ struct di_core {
 
     di_unit_pool main, swa, state, draft, row;
     di_prefix prefix;
+    di_forks forks;
+    int64_t pinned_units;     /* references that external pins hold */
     di_queue queue;
     di_seq **running;         /* [max_num_seqs] in admission order; NULL where a request left since the last sweep */
     int32_t n_running;        /* entries, holes included */

@@ -30,6 +30,7 @@ int di_stats(di_core *c, di_stats_out *out)
         .poisoned = atomic_load(&c->poisoned), .budget_overruns = c->cost.overruns,
         .prefix_queries = c->prefix.queries, .prefix_hit_tokens = c->prefix.hit_tokens,
         .prefix_replayed_tokens = c->prefix.replayed_tokens, .prefix_evictions = c->main.evictions,
+        .pins = c->handles.live, .pinned_units = c->pinned_units,
     };
     memcpy(out->finished, c->count.finished, sizeof out->finished);
     pthread_mutex_lock(&c->clients.lock);

@@ -1,7 +1,7 @@
 """A device, written plainly: what lies in its caches, and which units its unfinished steps use.
 
 Every cache row holds a value that stands for a position and all tokens up to it. A step stores and reads through the
-packed arrays (prefill) or the block tables (decode, as a backend does for rows that follow a step in flight), so a wrong
+packed arrays (prefill) or the block tables (decode, as a backend does for rows behind a step in flight), so a wrong
 block, a missing replay, a store into somebody else's block or a forgotten clone is a wrong value at a later read.
 Steps run in launch order, each in the order zero list, clone list, forward. Nothing here uses ``assert``.
 """
@@ -117,6 +117,8 @@ class Device:
             o.clone_slots.tolist(),
             o.clone_blocks.tolist(),
             packed,
+            [(pool, source) for pool, source, _ in o.clone_slots.tolist()]
+            + [(Pool.MAIN, source) for source, _ in o.clone_blocks.tolist()],
         )
         self._check_hands(step, size)
         self.open.append(step)

@@ -143,6 +143,19 @@ class Driver:
         self.follower.add(request)
         return request
 
+    def fork(self, parent, seed=1, max_tokens=None, at_prompt=False):
+        uid = self.core.fork(parent.uid, seed=seed, max_tokens=max_tokens, at_prompt=at_prompt)
+        kept = 0 if at_prompt else len(parent.output)
+        request = Request(
+            uid,
+            parent.prompt + parent.output[:kept],
+            max_tokens or parent.max_tokens - kept,
+            max(0, parent.min_tokens - kept),
+            parent.stop,
+        )
+        self.follower.add(request)
+        return request
+
     # one step in pieces
     def schedule(self, mode=None):
         o = self.core.schedule_local() if mode is None else self.core.schedule(mode)

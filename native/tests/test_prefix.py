@@ -1,4 +1,4 @@
-"""The prefix cache: what hits, what runs again, what is offered, and that nothing else changes (engine.md 2.10, 3.5)."""
+"""The prefix cache: what hits, what runs again, what is offered, and that nothing changes (engine.md 2.10, 3.5)."""
 
 import random
 

@@ -1,14 +1,27 @@
 """Random commands against the model of spec/engine.md 4.7: owners, uses, done; the core checks itself after each."""
 
+import contextlib
 import random
 
 import pytest
 from native_driver import STOPS, VOCAB, Driver, expected_output, require, small_config
 
-from deepinfer_contracts import AbortStatus, FinishReason, StepKind, StepMode
-from deepinfer_native.errors import BusyError, NotFoundError, OrderError
+from deepinfer_contracts import AbortStatus, FinishReason, Pool, StepKind, StepMode
+from deepinfer_native.errors import ArgumentError, BusyError, NotFoundError, OrderError, StaleHandleError
 
-COMMANDS = {"submit": 4, "schedule": 12, "commit": 11, "done": 12, "abort": 0.2, "finish": 0.4, "poll": 1, "reset": 0.1}
+COMMANDS = {
+    "submit": 4,
+    "schedule": 12,
+    "commit": 11,
+    "done": 12,
+    "abort": 0.2,
+    "finish": 0.4,
+    "poll": 1,
+    "reset": 0.1,
+    "fork": 0.7,
+    "pin": 0.4,
+    "unpin": 0.5,
+}
 
 
 class Storm:
@@ -19,6 +32,7 @@ class Storm:
         self.driver = Driver(small_config(**changes))
         self.stems = [[self.rng.randrange(VOCAB) for _ in range(48)] for _ in range(2)]
         self.live = []
+        self.pins = []
         self.disturbed = set()
         self.committed = self.launched = 0
 
@@ -97,6 +111,36 @@ class Storm:
     def poll(self):
         self.driver.poll()
 
+    def fork(self):
+        if not self.live or len(self.live) > 12:
+            return
+        parent = self.rng.choice(self.live)
+        try:
+            child = self.driver.fork(
+                parent, max_tokens=self.rng.choice([None, 3, 20]), at_prompt=self.rng.random() < 0.5
+            )
+        except NotFoundError:
+            self.driver.poll()  # it may have ended without a commit
+            require(parent.reason != FinishReason.NONE, "a live parent is not found")
+            return
+        self.live.append(child)
+
+    def pin(self):
+        """Pins of what the newest steps use; a unit whose request ended since is refused."""
+        if not self.driver.device.open or len(self.pins) > 1:
+            return
+        row = self.rng.choice(self.driver.device.open[-1].rows)
+        units = self.rng.sample(row.table, min(len(row.table), 2))
+        with contextlib.suppress(ArgumentError):
+            self.pins.append(self.driver.core.pin(Pool.MAIN, units))
+
+    def unpin(self):
+        if self.pins:
+            handle = self.pins.pop()
+            self.driver.core.unpin(handle)
+            with pytest.raises(StaleHandleError):
+                self.driver.core.unpin(handle)
+
     def reset(self):
         if not self.driver.config.prefix_cache:
             return
@@ -111,6 +155,8 @@ class Storm:
             getattr(self, self.rng.choices(list(COMMANDS), list(COMMANDS.values()))[0])()
             self.driver.core.check()
             self.live = [r for r in self.live if r.reason == FinishReason.NONE]
+        while self.pins:
+            self.unpin()
         while self.driver.open:
             self.driver.retire()
         self.driver.done(self.launched)

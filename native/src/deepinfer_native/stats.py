@@ -59,6 +59,8 @@ class CoreStats:
     prefix_hit_tokens: int
     prefix_replayed_tokens: int
     prefix_evictions: int
+    pins: int
+    pinned_units: int
     finished: dict[FinishReason, int]
 
 
