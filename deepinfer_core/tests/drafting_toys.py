@@ -51,7 +51,7 @@ class DraftingBackend(ToyBackend):
         super().__init__()
         from deepinfer_cpu.backend import OPS
 
-        names = ("meta.feed_tokens", "meta.correct_lengths", "meta.decode_metadata")
+        names = ("meta.feed_tokens", "meta.correct_lengths", "meta.verify_lengths", "meta.decode_metadata")
         self.ops = {name: on_numpy(OPS[name]) for name in names}
 
     def alloc_caches(self, specs: Sequence[CacheSpec], units: Mapping[str, int]) -> ToyCaches:

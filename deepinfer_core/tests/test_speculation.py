@@ -10,7 +10,9 @@ import pytest
 from drafting_toys import DRAFT_RING, DraftingBackend, DraftingSampler, Pattern, draft_hints, whole_text
 from engine_toys import BLOCK, Faulty, ToyModel, check_idle, ids, prompts_of, toy_llm
 
+from deepinfer_core import build
 from deepinfer_core.llm import LLM
+from deepinfer_core.native_core import make_core
 from deepinfer_core.sampling_params import SamplingParams
 from deepinfer_core.types import CacheLayer, CacheSpec
 
@@ -69,6 +71,41 @@ def test_drafts_do_not_change_the_tokens(num_draft: int, pattern: str) -> None:
         assert steps < sum(COUNTS)
     if pattern == "all wrong":
         assert stats.tokens_accepted == 0
+
+
+CURVE = ([1, 2, 4, 8, 12, 16, 24], [1.0, 1.1, 1.3, 1.7, 2.2, 3.0, 5.0])
+
+
+@pytest.mark.parametrize("device_results", [False, True])
+@pytest.mark.parametrize("pattern", list(PATTERNS))
+def test_lengths_by_confidence_do_not_change_the_tokens(
+    pattern: str, device_results: bool, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "make_core", lambda **s: make_core(**s, verify_lengths="confidence"))
+    prompts = prompts_of(6, 7, seed=16)
+    settings = {"max_num_seqs": 4, "device_results": device_results}
+    with drafting_llm(5, PATTERNS[pattern], prompts, **settings) as llm:
+        core = llm.built.engine.core
+        core.set_verify_curve(*CURVE)
+        corrected: list[list[int]] = []
+        correct = core.correct
+
+        def note(step_id: int, lengths: Any) -> None:
+            corrected.append(lengths.tolist())
+            correct(step_id, lengths)
+
+        monkeypatch.setattr(core, "correct", note)
+        outputs = llm.generate(prompts, params_of(COUNTS))
+        check_idle(llm)
+        stats = core.stats()
+    want = [whole_text(p, n)[len(p) :] for p, n in zip(prompts, COUNTS, strict=True)]
+    assert [output.error for output in outputs] == [None] * 6
+    assert ids(outputs) == want
+    rows = stats.tokens_decode - stats.tokens_drafted  # one of each request in each step
+    assert stats.tokens_drafted < 5 * rows
+    assert bool(corrected) == overlap
+    if pattern == "all right":
+        assert stats.tokens_accepted > 0
 
 
 @pytest.mark.parametrize("num_draft", [0, 2])

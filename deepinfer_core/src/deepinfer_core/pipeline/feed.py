@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from deepinfer_core.pipeline.lengths import correct_lengths
+from deepinfer_core.pipeline.lengths import correct_lengths, share_rows
 from deepinfer_core.pipeline.machinery import FEED_TOKENS, Machinery
 from deepinfer_core.pipeline.record import StepRecord
 from deepinfer_core.records import SchedulerOutputs, StepFlags
@@ -24,11 +24,12 @@ def feed(parts: Machinery, record: StepRecord, previous: StepRecord) -> None:
         remap = None if is_identity else parts.bound(SchedulerOutputs(remap=outputs.remap)).remap
     results = previous.results
     record.inputs = inputs = copy.copy(record.inputs)  # the backend may hand out the core's own record
+    lengths = share_rows(parts, record, remap, results.confidence)
     with parts.at.call(FEED_TOKENS):
         fresh = getattr(inputs, "fresh_ids", None)
         fed = parts.backend.ops[FEED_TOKENS](
             inputs.input_ids.reshape(record.num_reqs, -1) if fresh is None else fresh,
-            inputs.seqlens_q,
+            inputs.seqlens_q if lengths is None else lengths,
             remap,
             results.sampled_ids,
             record.num_tokens,
@@ -42,4 +43,4 @@ def feed(parts: Machinery, record: StepRecord, previous: StepRecord) -> None:
         for name, values in fed.items():
             setattr(inputs, name, values)
     if parts.core_config.num_draft:
-        correct_lengths(parts, inputs, remap, results.accepted)
+        correct_lengths(parts, inputs, remap, results.accepted, lengths)

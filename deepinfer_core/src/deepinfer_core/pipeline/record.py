@@ -28,6 +28,8 @@ class StepRecord:
     started_ns: int
     inputs: Any = None
     """``InputMetadata`` on the device (B)."""
+    seqlens_q: Any = None
+    """Rows of each request on the device (B), where it shared them out itself; the core learns them in C."""
     hidden: Any = None
     """Rows of the model (B), until C has used them."""
     sampled: Any = None

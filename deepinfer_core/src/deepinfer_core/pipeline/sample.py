@@ -26,6 +26,11 @@ def sample(parts: Machinery, core: Any, record: StepRecord) -> None:
         _mark(parts, record)
         return
     t0 = perf_counter_ns()
+    if record.seqlens_q is not None:
+        with at.call("backend.to_host"):  # of a small result of this step's own prologue
+            lengths = parts.backend.to_host(record.seqlens_q)
+        with at.call("core.correct"):
+            core.correct(record.step_id, lengths)
     with at.call("core.pack_sampler"):
         rows = core.pack_sampler(record.step_id)
     with parts.guard():

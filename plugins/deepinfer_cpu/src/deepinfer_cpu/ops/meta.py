@@ -125,6 +125,7 @@ def decode_metadata(
     context = positions + 1
     tables = block_tables[r]
     out: dict[str, Tensor | Mapping[int, Tensor]] = {
+        "cu_seqlens_q_incl": first + seqlens_q,
         "positions": positions,
         "valid_token_mask": mask,
         "query_indices": rows.masked_fill(~mask, PLACEHOLDER_QUERY),

@@ -18,7 +18,7 @@ def verify_lengths(confidence: Tensor, remap: Tensor | None, budget: int) -> Ten
     :param confidence: f32 ``[M, K]`` of the step before, conditional acceptance of each draft. A sampler gives 0 to a
         request that emitted a stop token. What is no probability counts as 0, what is above 1 as 1.
     :param remap: int32 ``[N]``, row in the step before; -1 has no confidences there, and verifies nothing before every
-        draft that has. None: every request continues the row of its own number.
+        draft that has. None: every request continues the row of its own number, and N is M.
     :param budget: Rows in all, from N to ``N * (K + 1)``.
     """
     if confidence.dim() != 2:
