@@ -16,7 +16,6 @@ from deepinfer_contracts import (
     FinishReason,
     InputMetadata,
     InputMetadataV41,
-    Pool,
     SamplerInputs,
     SamplerOutput,
     SchedulerOutputs,
@@ -28,8 +27,9 @@ from deepinfer_native.cost import to_c as cost_to_c
 from deepinfer_native.errors import ArgumentError, BusyError, StaleHandleError
 from deepinfer_native.events import EventRing, EventView
 from deepinfer_native.library import call, check, ffi, last_error, lib
-from deepinfer_native.request import Ids, RequestWriter, token_ids
+from deepinfer_native.request import Ids, RequestWriter
 from deepinfer_native.sampler_output import OutputWriter
+from deepinfer_native.sharing import Sharing
 from deepinfer_native.stats import CoreStats, from_c
 from deepinfer_native.transfer import Transfers
 from deepinfer_native.verify import curve_to_c
@@ -77,7 +77,7 @@ class Gate:
         self.leave()
 
 
-class Core(Transfers):
+class Core(Transfers, Sharing):
     """Queue, pools, step records and packers of one engine (``spec/engine.md`` 1 to 4).
 
     `submit` and `abort` may be called from any thread; everything else belongs to one engine thread at a time, a
@@ -166,26 +166,6 @@ class Core(Transfers):
         )
         uid = ffi.new("uint64_t *")
         check(lib.di_submit(self._core, request.struct, uid))
-        return int(uid[0])
-
-    def fork(self, parent_uid: int, *, seed: int, max_tokens: int | None = None, at_prompt: bool = False) -> int:
-        """Make a child that goes on from the parent's committed tokens, or its prompt; returns the child's uid.
-
-        What the child takes over is its prompt. It inherits sampling parameters, stop ids, priority and what is left of
-        ``min_tokens``; ``max_tokens`` defaults to what the parent has left at that place. It runs once the parent's
-        prompt is computed: in the next decode step over copies of the parent's caches (``clone_slots``,
-        ``clone_blocks``), or as a prompt of its own where that is not possible (``spec/engine.md`` 2.11). Belongs to
-        the engine thread. Raises NotFoundError if the parent has ended, ArgumentError naming the argument.
-        """
-        args, uid = ffi.new("di_fork_args *"), ffi.new("uint64_t *")
-        args.struct_size = ffi.sizeof("di_fork_args")
-        if max_tokens is not None and max_tokens < 1:
-            raise ArgumentError(f"is {max_tokens}, at least 1 is needed", field="max_tokens")
-        try:
-            args.seed, args.max_tokens, args.at_prompt = seed, max_tokens or 0, at_prompt
-        except (TypeError, OverflowError) as error:
-            raise ArgumentError(f"an argument does not fit: {error}", field="fork") from error
-        call(lib.di_fork, self._core, parent_uid, args, uid)
         return int(uid[0])
 
     def abort(self, uids: Sequence[int]) -> list[AbortStatus]:
@@ -319,29 +299,6 @@ class Core(Transfers):
         Raises OrderError for a step that is not committed, or not among the ``depth + 1`` newest.
         """
         call(lib.di_observe_step, self._core, step_id, measured_ns)
-
-    def pin(self, pool: Pool, units: Ids) -> int:
-        """Hold units that live requests have, beyond their end, until `unpin`; returns a handle.
-
-        ``units``: ids of ``pool`` (INDEX is MAIN). Nobody gets a pinned unit; the request that owns it may still write
-        behind its committed positions. Raises ArgumentError naming the unit.
-        """
-        ids, handle = token_ids("units", units), ffi.new("uint64_t *")
-        call(lib.di_pin, self._core, pool, ffi.from_buffer("int32_t[]", ids), len(ids), handle)
-        return int(handle[0])
-
-    def unpin(self, handle: int) -> None:
-        """Give a pin back; its units are reused after the newest launched step. Raises StaleHandleError."""
-        call(lib.di_unpin, self._core, handle)
-
-    def reset_prefix_cache(self, salt: int | None = None) -> None:
-        """Forget every cached prefix, because the weights changed; ``salt`` replaces ``prefix_salt``.
-
-        Requests go on, and nothing that they computed before is offered later. Raises BusyError while a block has more
-        than one holder, ConfigurationError without a prefix cache.
-        """
-        value = ffi.NULL if salt is None else ffi.new("uint64_t *", salt)
-        check(lib.di_reset_prefix_cache(self._core, value))
 
     # --- verification lengths ----------------------------------------------------------------------------------
 
