@@ -29,7 +29,8 @@ def smoke(tmp_path_factory):
     """The result of one smoke run: (process, figures)."""
     out = tmp_path_factory.mktemp("smoke") / "scheduler.json"
     done = run("--smoke", "--json", str(out))
-    assert done.returncode == 0, done.stderr
+    if done.returncode:
+        raise AssertionError(done.stderr)
     return done, json.loads(out.read_text(encoding="utf-8"))
 
 
