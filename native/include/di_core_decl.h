@@ -230,6 +230,7 @@ typedef struct di_cost_kind {
     int32_t cap;                    /* 0 = none */
     int32_t shift;                  /* 1: positions count from the row's valid_start (sliding window) */
     int32_t block;                  /* 1 .. 65536 */
+    double flops;                   /* of one pair, >= 0; for the record only */
 } di_cost_kind;
 
 typedef struct di_cost_model {
@@ -242,6 +243,9 @@ typedef struct di_cost_model {
     int64_t row;                    /* of a query token, 0 .. 2**50 */
     int64_t kept;                   /* of a row of the decoder half, 0 .. 2**50 */
     int64_t logit;                  /* of a row that gets logits, 0 .. 2**50 */
+    double row_flops;               /* of a query token, and so on: for the record only */
+    double kept_flops;
+    double logit_flops;
     di_cost_kind kind[8];
 } di_cost_model;
 

@@ -75,8 +75,11 @@ static int refuse(const char *field, int64_t value, const char *bound)
     return di_fail(DI_E_ARG, "", field, "is %lld, the bound is %s", (long long)value, bound);
 }
 
+static int is_weight(double flops) { return flops >= 0 && flops < 1e18; }
+
 static int check_kind(const di_cost_kind *k)
 {
+    if (!is_weight(k->flops)) return di_fail(DI_E_ARG, "", "kind.flops", "is %g, the bound is 0 .. 1e18", k->flops);
     if (k->pair < 0 || k->pair > MAX_PAIR_COST) return refuse("kind.pair", k->pair, "0 .. 2**40");
     if (k->ratio < 1 || k->ratio > MAX_UNIT) return refuse("kind.ratio", k->ratio, "1 .. 65536");
     if (k->cap < 0) return refuse("kind.cap", k->cap, ">= 0");
@@ -96,6 +99,9 @@ static int check_model(const di_cost_model *m)
     if (m->row < 0 || m->row > MAX_COST) return refuse("row", m->row, "0 .. 2**50");
     if (m->kept < 0 || m->kept > MAX_COST) return refuse("kept", m->kept, "0 .. 2**50");
     if (m->logit < 0 || m->logit > MAX_COST) return refuse("logit", m->logit, "0 .. 2**50");
+    if (!is_weight(m->row_flops) || !is_weight(m->kept_flops) || !is_weight(m->logit_flops))
+        return di_fail(DI_E_ARG, "", "flops", "are %g, %g and %g, the bound is 0 .. 1e18", m->row_flops, m->kept_flops,
+                       m->logit_flops);
     int code = 0;
     for (int32_t i = 0; i < m->num_kinds && !code; i++) code = check_kind(&m->kind[i]);
     return code;
@@ -208,19 +214,51 @@ int32_t di_cost_limit(di_core *c, const di_step *step, const di_seq *s, int32_t 
     return chunk_within(m, k->batch, k->fixed[DI_STEP_PREFILL], k->budget_ns, &next, least, step->n == 0);
 }
 
+static di_cost_row row_of(const di_step *step, int32_t i)
+{
+    const di_row *r = &step->rows[i];
+    return step->kind == DI_STEP_DECODE ? decode_row(r->start, r->q) : prefill_row(r->seq, r->start, r->q);
+}
+
+/* Counts are summed as integers and weighted once, so that the result does not depend on the order of the rows. */
+static void publish_flops(const di_cost_model *m, const di_step *step, di_scheduler_outputs *out)
+{
+    int64_t rows = 0, kept = 0, logits = 0, pairs[DI_COST_KINDS] = {0};
+    for (int32_t i = 0; i < step->n; i++) {
+        di_cost_row row = row_of(step, i);
+        rows += row.q;
+        kept += kept_rows(m, &row);
+        logits += row.logit_rows;
+        for (int32_t k = 0; k < m->num_kinds; k++) pairs[k] += pairs_of(&m->kind[k], &row) * m->kind[k].block;
+    }
+    double attention = 0, others = (double)rows * m->row_flops;
+    for (int32_t k = 0; k < m->num_kinds; k++) attention += (double)pairs[k] * m->kind[k].flops;
+    others += (double)kept * m->kept_flops;
+    others += (double)logits * m->logit_flops;
+    out->flops_attn = attention / 1e12;
+    out->flops_total = (attention + others) / 1e12;
+}
+
+static int has_flops(const di_cost_model *m)
+{
+    int has = m->row_flops > 0 || m->kept_flops > 0 || m->logit_flops > 0;
+    for (int32_t k = 0; k < m->num_kinds; k++) has |= m->kind[k].flops > 0;
+    return has;
+}
+
 void di_cost_publish(di_core *c, const di_step *step, di_scheduler_outputs *out)
 {
     di_cost *k = &c->cost;
+    out->flops_attn = out->flops_total = 0;
     if (!k->is_set || step->n == 0) return;
     const di_cost_model *m = &k->model[step->kind];
     di_wide sum = m->base;
     for (int32_t i = 0; i < step->n; i++) {
-        const di_row *r = &step->rows[i];
-        di_cost_row row = step->kind == DI_STEP_DECODE ? decode_row(r->start, r->q)
-                                                       : prefill_row(r->seq, r->start, r->q);
+        di_cost_row row = row_of(step, i);
         sum = add(sum, row_cost(m, &row));
     }
     out->predicted_ns = ns_of(sum, k->fixed[step->kind]);
+    if (has_flops(m)) publish_flops(m, step, out);
     if (step->kind == DI_STEP_DECODE || k->budget_ns == 0) return;
     out->budget_ns = k->budget_ns;
     if (out->predicted_ns <= k->budget_ns) return;

@@ -113,6 +113,9 @@ def test_tenth_root_is_the_power(ratio, factor):
         ({"attention": [AttentionKind(1, block=0)]}, "kind.block"),
         ({"attention": [AttentionKind(1, pair_ns=2.0**29)]}, "kind.pair"),
         ({"keep": -1}, "keep"),
+        ({"row_flops": -1.0}, "flops"),
+        ({"logit_flops": float("nan")}, "flops"),
+        ({"attention": [AttentionKind(1, pair_flops=float("inf"))]}, "kind.flops"),
         ({"attention": [AttentionKind(1)] * 9}, "attention"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -139,8 +142,18 @@ def test_config_with_a_negative_time_names_the_field(field):
 
 # --- in the core -------------------------------------------------------------------------------------------------
 
-MODEL = CostModel(base_ns=1000, row_ns=100, logit_ns=10, attention=[AttentionKind(1, pair_ns=1)])
-DECODE = CostModel(base_ns=500, seq_ns=50, row_ns=7, logit_ns=3)
+MODEL = CostModel(base_ns=1000, row_ns=100, logit_ns=10, attention=[AttentionKind(1, pair_ns=1, pair_flops=1.5e9)])
+DECODE = CostModel(
+    base_ns=500,
+    seq_ns=50,
+    row_ns=7,
+    logit_ns=3,
+    attention=[AttentionKind(1, 8, True, pair_flops=3e7), AttentionKind(2, 5, False, 2, pair_flops=1e8)],
+    keep=4,
+    row_flops=2e9,
+    kept_flops=7e9,
+    logit_flops=1e10,
+)
 
 
 def budgeted(**changes):
@@ -175,6 +188,9 @@ def checked_step(driver, factors=(1 << reference.FRACTION,) * 2):
         model = MODEL if kind == StepKind.PREFILL else DECODE
         expected = reference.predict_ns(model, rows_of(o, kind), factors[kind])
         require(o.predicted_ns == expected, "predicted", o.predicted_ns, expected)
+        flops = (o.flops_attn, o.flops_total)
+        require(flops == reference.tera_flops(model, rows_of(o, kind)), "flops", flops)
+        require(flops[0] > 0, "no attention")
     return o
 
 
@@ -256,6 +272,7 @@ def test_a_core_without_a_model_predicts_nothing():
     driver.submit(range(1, 20), max_tokens=2)
     o = driver.step()
     assert (o.predicted_ns, o.budget_ns, o.seqlens_q.tolist()) == (0, 0, [19])
+    assert (o.flops_attn, o.flops_total) == (0, 0)
 
 
 def test_observe_step_without_feedback_changes_nothing():

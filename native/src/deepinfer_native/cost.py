@@ -47,7 +47,8 @@ class AttentionKind:
 
     ``ratio``: positions of one key. ``cap``: most keys, 0 = no cap (window: its width; top-k attention: k).
     ``shift``: positions count from the row's ``valid_start`` (sliding window). ``block``: keys that are read together;
-    above 1, ``cap`` counts blocks. ``pair_ns``: time of one (query, key) pair, ns.
+    above 1, ``cap`` counts blocks. ``pair_ns``: time of one (query, key) pair, ns; ``pair_flops``: its operations, a
+    multiply-add counted as 2.
     """
 
     ratio: int
@@ -55,6 +56,7 @@ class AttentionKind:
     shift: bool = False
     block: int = 1
     pair_ns: float = field(default=0.0, converter=_time)
+    pair_flops: float = field(default=0.0, converter=float)
 
     def pairs(self, start: int, end: int, valid_start: int = 0) -> int:
         """(query, key) pairs of the positions ``[start, end)``; blocks count as whole blocks of keys."""
@@ -89,7 +91,8 @@ class CostModel:
     logits, and of the pairs of up to 8 attention kinds. Raises ArgumentError for a time outside 0 .. 2**30 (pairs:
     2**20).
 
-    ``keep``: rows of a prompt that the decoder half runs (bounded replay, 3.7); 0 = all.
+    ``keep``: rows of a prompt that the decoder half runs (bounded replay, 3.7); 0 = all. ``*_flops``: operations of the
+    same things, 0 .. 1e18, for ``flops_attn`` and ``flops_total`` of the record; they change no decision.
     """
 
     base_ns: float = field(default=0.0, converter=_time)
@@ -99,6 +102,9 @@ class CostModel:
     logit_ns: float = field(default=0.0, converter=_time)
     attention: tuple[AttentionKind, ...] = field(default=(), converter=_kinds)
     keep: int = 0
+    row_flops: float = field(default=0.0, converter=float)
+    kept_flops: float = field(default=0.0, converter=float)
+    logit_flops: float = field(default=0.0, converter=float)
 
     def predict_ns(self, rows: Sequence[CostRow]) -> int:
         """Time of a step of ``rows``, ns, rounded down; ``2**63 - 1`` where it does not fit."""
@@ -135,9 +141,10 @@ def to_c(model: CostModel) -> Any:
         out.keep = operator.index(model.keep)
         for name in ("base", "seq", "row", "kept", "logit"):
             setattr(out, name, fixed(getattr(model, f"{name}_ns")))
+        out.row_flops, out.kept_flops, out.logit_flops = model.row_flops, model.kept_flops, model.logit_flops
         for to, kind in zip(out.kind, model.attention, strict=False):
             to.pair, to.ratio, to.cap = fixed(kind.pair_ns), kind.ratio, kind.cap
-            to.shift, to.block = int(kind.shift), kind.block
+            to.shift, to.block, to.flops = int(kind.shift), kind.block, kind.pair_flops
     except (TypeError, OverflowError) as error:
         raise ArgumentError(f"a value does not fit: {error}", field="cost model") from error
     return out

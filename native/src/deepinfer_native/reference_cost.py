@@ -47,6 +47,17 @@ def predict_ns(model: CostModel, rows: Sequence[CostRow], factor: int = 1 << FRA
     return min((cost * factor) >> (2 * FRACTION), MAX_NS)
 
 
+def tera_flops(model: CostModel, rows: Sequence[CostRow]) -> tuple[float, float]:
+    """(``flops_attn``, ``flops_total``) of a step, in 1e12."""
+    attention = 0.0
+    for kind in model.attention:
+        attention += sum(pairs(kind, row) for row in rows) * kind.pair_flops
+    others = sum(row.q for row in rows) * model.row_flops
+    others += sum(kept_rows(model, row) for row in rows) * model.kept_flops
+    others += sum(row.logit_rows for row in rows) * model.logit_flops
+    return attention / 1e12, (attention + others) / 1e12
+
+
 def largest_chunk(model: CostModel, rows: Sequence[CostRow], following: CostRow, budget_ns: int, min_chunk: int) -> int:
     """The largest of all chunks that fits, tried one after the other."""
     least = min(min_chunk, following.q)
