@@ -260,3 +260,37 @@ def _input(prompt: list[int], params: SamplingParams) -> Any:
     from deepinfer_core.prompts import PromptInput
 
     return PromptInput(tuple(prompt), params)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 8, 9, 17])
+def test_prompt_is_computed_once_for_all_samples(length: int, overlap: bool) -> None:
+    (prompt,) = prompts_of(1, length, seed=length)
+    params = PARAMS.updated({"n": 6})
+    with toy_llm(overlap=overlap) as llm:
+        (output,) = llm.generate([prompt], params)
+        assert llm.times.prefill_tokens == length
+        assert tokens(output) == separate(llm, prompt, params, [completion.seed for completion in output.outputs])
+        check_idle(llm)
+
+
+def test_samples_without_a_slot_compute_the_prompt_again() -> None:
+    (prompt,) = prompts_of(1, 9)
+    params = PARAMS.updated({"n": 4})
+    with toy_llm(max_num_seqs=2) as llm:
+        (output,) = llm.generate([prompt], params)
+        assert llm.times.prefill_tokens > 9
+        assert tokens(output) == separate(llm, prompt, params, [completion.seed for completion in output.outputs])
+        check_idle(llm)
+
+
+def test_first_sample_that_ends_at_once_leaves_the_others_to_run() -> None:
+    (prompt,) = prompts_of(1, 9)
+    with toy_llm() as llm:
+        (free,) = llm.generate([prompt], PARAMS.updated({"n": 4}))
+        stop = free.outputs[0].token_ids[0]
+        (output,) = llm.generate([prompt], PARAMS.updated({"n": 4, "stop_token_ids": [stop]}))
+        check_idle(llm)
+    assert len(output.outputs[0].token_ids) == 1
+    for cut, whole in zip(tokens(output), tokens(free), strict=True):
+        assert cut == whole[: whole.index(stop) + 1 if stop in whole else len(whole)]

@@ -1,7 +1,7 @@
 """A mixed workload for the shipped model, and what must be equal about its results however the engine is set.
 
 Requests differ in everything that the scheduler sees: prompt and answer length, greedy and seeded draws, stop ids and
-stop strings, prompts that are refused, and requests that are cancelled after a fixed number of tokens.
+stop strings, several samples, prompts that are refused, and requests that are cancelled after a fixed number of tokens.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class Result:
     text: str
     finish_reason: str
     finish_detail: str
+    others: tuple[tuple[int, ...], ...] = ()
+    """Tokens of the further samples."""
 
 
 def workload(count: int, *, longest: int, vocab_size: int, limit: int, seed: int) -> list[Job]:
@@ -60,9 +62,10 @@ def workload(count: int, *, longest: int, vocab_size: int, limit: int, seed: int
             stop=draw.sample(STOPS, 2) if i % 5 == 1 else (),
             stop_token_ids=draw.sample(range(3, vocab_size), 60) if i % 5 == 2 else (),
             seed=draw.getrandbits(64),
+            n=3 if i % 8 == 4 else 1,
         )
         prompt = tuple(draw.randrange(3, 1500) for _ in range(min(length, limit)))
-        jobs.append(Job(prompt, params, draw.randint(0, 12) if i % 7 == 6 else None))
+        jobs.append(Job(prompt, params, draw.randint(0, 12) if i % 7 == 6 and params.n == 1 else None))
     return jobs
 
 
@@ -78,7 +81,8 @@ def run_jobs(llm: LLM, jobs: Sequence[Job]) -> list[Result]:
             counts[chunk.index] += len(chunk.token_ids)
             if chunk.output is not None:
                 out = chunk.output
-                results[out.index] = Result(out.token_ids, out.text, out.finish_reason, out.finish_detail)
+                others = tuple(completion.token_ids for completion in out.outputs[1:])
+                results[out.index] = Result(out.token_ids, out.text, out.finish_reason, out.finish_detail, others)
             elif (after := jobs[chunk.index].cancel_after) is not None and counts[chunk.index] >= after:
                 stream.cancel(chunk.index)
     core = llm.built.engine.core

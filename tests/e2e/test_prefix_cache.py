@@ -11,6 +11,8 @@ from e2e_workload import run_jobs, workload
 
 from deepinfer_core import LLM, SamplingParams
 
+pytestmark = pytest.mark.timeout(300)  # seconds on an idle machine, minutes on a crowded one
+
 WINDOW = 32
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 

@@ -106,10 +106,17 @@ class Engine:
         self._live[request.uid] = request
 
     def _start_sample(self, first: Request, other: Request) -> None:
+        """Over copies of the caches of ``first`` if it goes on; from the prompt if it has ended."""
+        from deepinfer_native.errors import NotFoundError
+
         try:
-            self._submit(other)
-        except InvalidParameter as err:
-            self._emitter.end(other, "input", error=err)
+            other.uid = self.core.fork(first.uid, seed=other.seed or 0, at_prompt=True)
+            self._live[other.uid] = other
+        except NotFoundError:
+            try:
+                self._submit(other)
+            except InvalidParameter as err:
+                self._emitter.end(other, "input", error=err)
 
     def step(self) -> bool:
         """Run one step; results go to the inboxes of their requests. False when nothing is left to do.

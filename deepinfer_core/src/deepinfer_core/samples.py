@@ -1,6 +1,8 @@
 """Further samples of a prompt: they wait until the prompt of the first one is computed (``spec/engine.md`` 2.11).
 
-A sample whose first one ends before that runs on its own, unless the whole prompt was refused or cancelled.
+Then the core forks the first one, whose cache blocks they share, and each runs the last prompt token again for a first
+token of its own. A sample whose first one ends before that runs by itself, unless the whole prompt was refused or
+cancelled.
 """
 
 from __future__ import annotations

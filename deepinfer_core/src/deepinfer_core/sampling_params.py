@@ -197,7 +197,8 @@ class SamplingParams:
     :param stop_token_ids: Further tokens that end the answer.
     :param include_stop: Keep the stop string, or the text of the stop token, in the text.
     :param seed: Fixes the draws of this request; without one the engine chooses, and says which.
-    :param n: Answers to the same prompt, each with its own seed: those of the further ones are made from the first.
+    :param n: Answers to the same prompt, which is computed once. Each has its own seed: those of the further ones are
+        made from the first.
 
     Raises ``InvalidParameter`` for a value outside its range, ``NotSupported`` for a feature that this release lacks.
     """

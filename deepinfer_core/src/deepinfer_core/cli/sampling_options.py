@@ -26,7 +26,7 @@ SAMPLING: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("--stop", "stop", {"multiple": True, "help": "String that ends the answer; may be given several times."}),
     ("--stop-token-id", "stop_token_ids", {"type": int, "multiple": True, "help": "Token that ends the answer."}),
     ("--include-stop", "include_stop", {"is_flag": True, "help": "Keep the stop in the text."}),
-    ("-n --num-samples", "n", {"type": int, "help": "Answers per prompt, each with its own seed; default 1."}),
+    ("-n --num-samples", "n", {"type": int, "help": "Answers per prompt, which is computed once; default 1."}),
     ("--ignore-eos", "ignore_eos", {"is_flag": True, "help": "Go on at the model's end tokens."}),
 )
 
