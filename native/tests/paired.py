@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from native_driver import require
-from reference import Refused, Scheduler, Settings
+from reference import Refused, Scheduler, Settings, transfer
 from reference.commit import wants_token
 from reference.invariants import CHECKS
 from reference.observer import Observer
@@ -12,10 +12,21 @@ from reference.records import KIND_DECODE, Event, Outputs
 
 from deepinfer_contracts import FinishReason, SamplerOutput, StepMode
 from deepinfer_native import Core
-from deepinfer_native.errors import ArgumentError, BusyError, ConfigurationError, NativeError, NotFoundError, OrderError
+from deepinfer_native.errors import (
+    ArgumentError,
+    BusyError,
+    CapacityError,
+    ConfigurationError,
+    NativeError,
+    NotFoundError,
+    OrderError,
+    StaleHandleError,
+)
 
 ERRORS = {
     "busy": BusyError,
+    "capacity": CapacityError,
+    "stale": StaleHandleError,
     "config": ConfigurationError,
     "order": OrderError,
     "not_found": NotFoundError,
@@ -101,7 +112,7 @@ def compare_stats(stats, m: Scheduler) -> None:
     require(stats.prefix_evictions == m.main.evictions, "evictions", stats.prefix_evictions, m.main.evictions)
     for reason, n in stats.finished.items():
         require(n == m.finished[int(reason)], reason, n, m.finished)
-    for name, phase in (("waiting", 1), ("prefill", 2), ("running", 3), ("zombie", 4)):
+    for name, phase in (("waiting", 1), ("prefill", 2), ("running", 3), ("zombie", 4), ("handoff", 6)):
         n = sum(s.phase == phase for s in m.requests.values())
         require(getattr(stats, name) == n, name, getattr(stats, name), n)
     for name in ("unfinished", "committed", "done"):
@@ -120,6 +131,7 @@ class Pair:
         self.model = Scheduler(Settings.of(config))
         self.watch = Observer(self.model, CHECKS) if watch else None
         self.commands = 0
+        self.handles: dict[int, int] = {}  # reservations by uid, used ones too
 
     def after(self, command: str, outputs=None, events=None) -> None:
         self.commands += 1
@@ -250,6 +262,50 @@ class Pair:
         if self.both("reset", lambda: self.core.reset_prefix_cache(), self.model.reset_prefix_cache) is not None:
             self.after("reset")
 
+    def reserve(self, prompt, **values) -> None:
+        stop = values.pop("stop", ())
+        done = self.both(
+            "reserve",
+            lambda: self.core.reserve(prompt, eos_ids=stop, **values),
+            lambda: transfer.reserve(self.model, prompt, stop=stop, **values),
+        )
+        if done:
+            r, s = done
+            ours = (r.uid, r.block_ids.tolist(), r.swa_slot, r.state_slot)
+            require(ours == (s.uid, s.blocks, s.swa_slot, s.state_slot), "reserve", ours, s)
+            self.handles[s.uid] = r.handle
+            self.after("reserve")
+
+    def inject(self, uid: int, token: int, has_drafts: bool) -> None:
+        """``uid`` of any request; one that never had a reservation gets a handle that was never made."""
+        handle = self.handles.get(uid, (7 << 32) | 12345)
+        drafts = [0] * self.config.num_draft if has_drafts else []
+        done = self.both(
+            "inject",
+            lambda: self.core.inject(handle, token, drafts=drafts) or True,
+            lambda: transfer.inject(self.model, uid, token, bool(drafts)),
+        )
+        if done:
+            self.after("inject")
+
+    def handoff(self, uid: int) -> None:
+        done = self.both("handoff", lambda: self.core.handoff(uid), lambda: transfer.handoff(self.model, uid))
+        if done:
+            for name, value in done[1].items():
+                ours = getattr(done[0], name)
+                ours = ours.tolist() if name == "block_ids" else ours
+                require(ours == value, "handoff", uid, name, ours, value)
+            self.after("handoff")
+
+    def acknowledge(self, uid: int) -> None:
+        done = self.both(
+            "acknowledge",
+            lambda: self.core.acknowledge(uid) or True,
+            lambda: transfer.acknowledge(self.model, uid),
+        )
+        if done:
+            self.after("acknowledge")
+
     def poll(self) -> None:
         self.start("poll")
         batch, events = self.core.poll_events(), self.model.poll_events()
@@ -274,6 +330,8 @@ class Pair:
             self.poll()
             if not m.unfinished and not m.waiting_events:
                 break
+            for s in [s for s in m.requests.values() if s.phase == 6]:
+                self.acknowledge(s.uid)
             self.schedule()
         require(m.unfinished == 0, "unfinished after", limit, "steps")
         self.core.audit()

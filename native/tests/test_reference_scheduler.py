@@ -6,6 +6,8 @@ import pytest
 from native_driver import VOCAB, small_config
 from paired import Pair
 
+from deepinfer_contracts import EngineType
+
 CASES = {
     "depth1": {"num_blocks": 16},
     "depth2": {"num_blocks": 16, "depth": 2},
@@ -35,6 +37,19 @@ CASES |= {
     "prefix_keep": {**PREFIX, "replay_keep": 12, "num_draft": 2, "depth": 2},
     "prefix_collisions": {**PREFIX, "prefix_hash_bits": 1, "depth": 2, "num_blocks": 24},
 }
+CASES |= {
+    "prompt": {"num_blocks": 40, "engine_type": EngineType.PROMPT, "max_chunk": 8},
+    "prompt_depth2_drafts": {"num_blocks": 40, "engine_type": EngineType.PROMPT, "depth": 2, "num_draft": 2},
+    "completion": {"num_blocks": 24, "engine_type": EngineType.COMPLETION, "stop_preempted": True},
+    "completion_depth2_drafts": {
+        "num_blocks": 40,
+        "engine_type": EngineType.COMPLETION,
+        "stop_preempted": True,
+        "depth": 2,
+        "num_draft": 2,
+    },
+}
+TRANSFERS = {"inject": 4, "handoff": 2, "acknowledge": 2}
 COMMANDS = {
     "submit": 4,
     "schedule": 12,
@@ -62,9 +77,13 @@ class Storm:
         if self.pair.model.unfinished > 12:
             return
         shared = r.choice([0, 0, 8, 16, 30]) if self.pair.config.prefix_cache else 0
-        self.pair.submit(
+        ask = self.pair.submit
+        options = {"prefix_lookup": r.random() < 0.9}
+        if self.pair.config.engine_type == EngineType.COMPLETION:
+            ask, options = self.pair.reserve, {}
+        ask(
             [*self.common[:shared], *(r.randrange(VOCAB) for _ in range(r.choice([1, 3, 4, 5, 17, 40])))],
-            prefix_lookup=r.random() < 0.9,
+            **options,
             max_tokens=r.choice([1, 2, 20, 40]),
             min_tokens=r.choice([0, 0, 0, 3]),
             stop=range(8) if r.random() < 0.2 else (),
@@ -105,12 +124,23 @@ class Storm:
     def probe(self):
         self.pair.probe()
 
+    def inject(self):
+        self.pair.inject(self.uid(), self.rng.randrange(VOCAB), self.rng.random() < 0.5)
+
+    def handoff(self):
+        self.pair.handoff(self.uid())
+
+    def acknowledge(self):
+        self.pair.acknowledge(self.uid())
+
     def reset(self):
         self.pair.reset_prefix_cache()
 
     def run(self, commands):
+        is_normal = self.pair.config.engine_type == EngineType.NORMAL
+        weights = COMMANDS if is_normal else {**COMMANDS, **TRANSFERS}
         for _ in range(commands):
-            getattr(self, self.rng.choices(list(COMMANDS), list(COMMANDS.values()))[0])()
+            getattr(self, self.rng.choices(list(weights), list(weights.values()))[0])()
         self.pair.drain(self.rng)
         return self.pair
 

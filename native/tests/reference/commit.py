@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from reference.records import FROM_DRAFT, KIND_DECODE, KIND_PREFILL, LAST, TOKEN, Event, Reason, Request, Row, Step
+from reference.records import (
+    FROM_DRAFT,
+    KIND_DECODE,
+    KIND_PREFILL,
+    LAST,
+    PROMPT,
+    TOKEN,
+    Event,
+    Reason,
+    Request,
+    Row,
+    Step,
+)
 
 
 def is_live(r: Row) -> bool:
@@ -27,6 +39,7 @@ def append_tokens(m, step: Step, r: Row, tokens: list[int], has_drafts: bool, ev
     """``tokens``: the accepted drafts and the sampled one. Those behind a stop are dropped."""
     s = r.request
     reason = Reason.NONE
+    m.put_first(s, events)
     for j, token in enumerate(tokens):
         s.tokens.append(token)
         flags = FROM_DRAFT if j < len(tokens) - 1 else 0
@@ -47,6 +60,8 @@ def append_tokens(m, step: Step, r: Row, tokens: list[int], has_drafts: bool, ev
         m.end(s, reason, has_event=False)
     else:
         s.has_drafts = has_drafts and m.settings.num_draft > 0
+        if m.settings.engine_type == PROMPT:
+            m.hand_over(s, last)
 
 
 def commit_row(m, step: Step, r: Row, tokens: list[int], is_ok: bool, has_drafts: bool, events: list[Event]) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from reference.records import Phase, Reason, Request, Step
+from reference.records import PROMPT, Phase, Reason, Request, Step
 
 
 def reserve(m) -> int:
     """Running requests that cross a block boundary within two steps: blocks that admission leaves free."""
     c = m.settings
     n = 0
+    if c.engine_type == PROMPT:
+        return 0  # nothing grows there
     for s in m.running:
         used = s.len if s.awaits_first else s.cached + s.inflight * c.q
         n += len(s.blocks) * c.block_size - used < 2 * c.q

@@ -10,7 +10,7 @@ from collections import defaultdict
 
 from reference.decode import growth, is_candidate
 from reference.prefill import is_new, is_too_long, wants_prefill
-from reference.records import DECODE, FINISH, KIND_PREFILL, LAST, TRY_PREFILL, Outputs, Phase
+from reference.records import COMPLETION, DECODE, FINISH, KIND_PREFILL, LAST, TRY_PREFILL, Outputs, Phase
 
 POOLS = ("main", "swa", "state", "draft", "rows")
 SLOTS = (("swa", "swa_slot"), ("state", "state_slot"), ("draft", "draft_slot"), ("rows", "row_slot"))
@@ -25,7 +25,10 @@ class Before:
         self.is_known = not m.commands
         head = m.queue_head()
         self.want = wants_prefill(m) and not (is_new(head) and is_too_long(m, head))
-        self.lacks = sum(growth(m, s) for s in m.running if is_candidate(m, s)) > m.main.available
+        # Injected requests join in the call itself.
+        asking = [s for s in m.running if is_candidate(m, s)]
+        asking += m.queue if m.settings.engine_type == COMPLETION else []
+        self.lacks = sum(growth(m, s) for s in asking) > m.main.available
         self.epoch = {name: dict(getattr(m, name).last_use) for name in POOLS}
         self.held = {name: set(getattr(m, name).ref) for name in POOLS}
         self.done = m.done

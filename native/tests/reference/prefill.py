@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference.decode import reserve
 from reference.prefix import Hit
-from reference.records import POOL_STATE, POOL_SWA, Phase, Reason, Request, Step
+from reference.records import COMPLETION, NORMAL, POOL_STATE, POOL_SWA, PROMPT, Phase, Reason, Request, Step
 
 
 def is_new(s: Request) -> bool:
@@ -29,7 +29,7 @@ def has_resources(m, s: Request, hit: Hit, spare: int) -> bool:
 def wants_prefill(m) -> bool:
     """Below the watermark with a head that could go now; continuations and refusals are always wanted."""
     head = m.queue_head()
-    if head is None:
+    if head is None or m.settings.engine_type == COMPLETION:
         return False
     if not is_new(head) or is_too_long(m, head):
         return True
@@ -38,6 +38,8 @@ def wants_prefill(m) -> bool:
 
 
 def drop_too_long(m) -> None:
+    if m.settings.engine_type == COMPLETION:
+        return
     while (head := m.queue_head()) and is_new(head) and is_too_long(m, head):
         m.end(head, Reason.TOO_LONG)
 
@@ -68,11 +70,13 @@ def admit(m, s: Request, hit: Hit, out) -> None:
         out.zero_slots.append([POOL_SWA, s.swa_slot])
 
 
-def start_running(m, s: Request) -> None:
-    s.draft_slot = m.draft.take_one()
+def start_running(m, s: Request, awaits_first: bool = True) -> None:
+    if m.settings.engine_type != PROMPT:
+        s.draft_slot = m.draft.take_one()
     m.running.append(s)
-    s.awaits_first = True
-    s.has_drafts = False
+    s.awaits_first = awaits_first
+    if awaits_first:
+        s.has_drafts = False
     s.holds = 0
     m.set_phase(s, Phase.RUNNING)
 
@@ -112,7 +116,8 @@ def prefill_pass(m, step: Step, out) -> None:
         out.add_row(step, s, s.cached, q, is_last)
         out.note_prefix(s, new)
         sum_k += s.len
-        if not is_last:
+        is_normal = c.engine_type == NORMAL
+        if not is_last and is_normal:
             break  # an engine of this type stops after the first chunked prompt
-        if len(s.blocks) * c.block_size - s.len < 2 * c.q:
+        if is_normal and len(s.blocks) * c.block_size - s.len < 2 * c.q:
             spare += 1

@@ -45,7 +45,7 @@ class StepWriter:
         o.remap.append(s.last_row if is_mapped else -1)
         o.state_slot.append(s.state_slot)
         o.swa_slot.append(s.swa_slot)
-        o.draft_read_slot.append(s.draft_slot if s.has_drafts or is_mapped else 0)
+        o.draft_read_slot.append(s.draft_slot if s.has_drafts == 1 or is_mapped else 0)
         o.draft_write_slot.append(s.draft_slot)
         # A decoded position is a window or more behind the start of any replay.
         o.swa_valid_start.append(s.swa_valid_start if step.kind == KIND_PREFILL else 0)

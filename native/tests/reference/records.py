@@ -8,7 +8,8 @@ from enum import IntEnum
 TRY_PREFILL, DECODE, EMPTY_PREFILL = 0, 1, 2  # modes of schedule
 ABORT_ACCEPTED, ABORT_FINISHED, ABORT_UNKNOWN = 0, 1, 2
 KIND_DECODE, KIND_PREFILL = 0, 1
-TOKEN, FINISH = 0, 1  # kinds of events
+TOKEN, FINISH, PREFILLED = 0, 1, 2  # kinds of events
+NORMAL, PROMPT, COMPLETION = 0, 1, 2  # engine types
 LAST, FROM_DRAFT = 1, 2  # flags of events
 FLAG_EMPTY, FLAG_IDENTITY, FLAG_OVERRUN, FLAG_FORKS, FLAG_REPLAY = 1, 2, 4, 8, 16  # flags of outputs
 POOL_MAIN, POOL_INDEX, POOL_SWA, POOL_STATE, POOL_DRAFT = range(5)
@@ -33,10 +34,11 @@ class Phase(IntEnum):
     RUNNING = 3
     ZOMBIE = 4
     RETIRED = 5
+    HANDOFF = 6
 
 
 class Refused(Exception):
-    """A call that changes nothing. ``code`` is "order", "not_found" or "argument"."""
+    """A call that changes nothing. ``code`` names the kind of error."""
 
     def __init__(self, code: str, text: str):
         super().__init__(text)
@@ -64,7 +66,7 @@ class Request:
     inflight_all: int = 0  # ... of every generation
     holds: int = 0
     awaits_first: bool = False  # the step that ends its prompt is in flight
-    has_drafts: bool = False
+    has_drafts: int = False  # 2: the host has ids, the device nothing of them
     last_step: int = 0
     last_row: int = -1
     blocks: list[int] = field(default_factory=list)
@@ -73,6 +75,9 @@ class Request:
     draft_slot: int = 0
     row_slot: int = 0
     final_output: int = 0
+    is_reserved: bool = False  # units were given, the cache is not there yet
+    ending: Reason = Reason.NONE  # waits for the acknowledgement of a transfer
+    first_waits: bool = False  # the event of its first token is not out
     prefix_lookup: bool = True
     store_from: int = 0  # positions below lie in shared blocks of a hit
     swa_valid_start: int = 0  # first position with window history

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
+from reference import transfer
 from reference.commit import commit_row
 from reference.decode import decode_pass
 from reference.pool import Pool
@@ -14,12 +15,14 @@ from reference.records import (
     ABORT_ACCEPTED,
     ABORT_FINISHED,
     ABORT_UNKNOWN,
+    COMPLETION,
     DECODE,
     EMPTY_PREFILL,
     FINISH,
     KIND_DECODE,
     KIND_PREFILL,
     LAST,
+    PROMPT,
     TRY_PREFILL,
     Event,
     Outputs,
@@ -59,13 +62,19 @@ class Scheduler:
         self.decode_since_prefill = self.prefill_burst = 0
         self.on_phase = None  # called with (request, old, new): the invariants watch transitions
 
+    def new_request(self, prompt, max_tokens, min_tokens, stop, priority) -> Request:
+        self.next_uid += 1
+        s = Request(self.next_uid, list(prompt), max_tokens, min_tokens, frozenset(stop), priority, len(prompt))
+        self.requests[s.uid] = s
+        return s
+
     # --- client calls ------------------------------------------------------------------------------------------
 
     def submit(self, prompt, *, max_tokens=16, min_tokens=0, stop=(), priority=0, prefix_lookup=True) -> int:
-        self.next_uid += 1
-        s = Request(self.next_uid, list(prompt), max_tokens, min_tokens, frozenset(stop), priority, len(prompt))
+        if self.settings.engine_type == COMPLETION:
+            raise Refused("argument", "prompts are computed elsewhere")
+        s = self.new_request(prompt, max_tokens, min_tokens, stop, priority)
         s.prefix_lookup = prefix_lookup
-        self.requests[s.uid] = s
         self.commands[s.uid] = {"submit"}
         return s.uid
 
@@ -93,7 +102,7 @@ class Scheduler:
                 self.queue.append(s)
             if "abort" in what and not s.is_terminal:
                 self.count["aborts"] += 1
-                self.end(s, Reason.ABORT)
+                transfer.end(self, s, Reason.ABORT)
 
     # --- the queue ---------------------------------------------------------------------------------------------
 
@@ -154,7 +163,7 @@ class Scheduler:
             del self.requests[s.uid]
             self.commands.pop(s.uid, None)
 
-    def finish(self, uid: int, reason: Reason, n_output: int) -> None:
+    def finish(self, uid: int, reason: Reason, n_output: int) -> bool:
         """The text of a request contains a stop string after ``n_output`` tokens."""
         self.drain()
         s = self.requests.get(uid)
@@ -164,7 +173,8 @@ class Scheduler:
             raise Refused("argument", f"n_output {n_output}")
         del s.tokens[s.prompt_len + n_output :]
         s.cached = min(s.cached, s.len)
-        self.end(s, reason)
+        transfer.end(self, s, reason)
+        return True
 
     @property
     def unfinished(self) -> int:
@@ -179,15 +189,28 @@ class Scheduler:
         return {
             "point": 1 if is_any else 2 if d % c.prefill_interval_all == 0 else 0,
             "want": wants_prefill(self),
-            "has_running": bool(self.running),
+            "has_running": bool(self.running or (c.engine_type == COMPLETION and self.queue)),
             "has_unfinished": self.unfinished > 0,
             "burst_reached": 0 < c.max_prefill_burst <= self.prefill_burst,
             "in_flight": self.launched - self.committed,
             "decode_since_prefill": d,
         }
 
+    def check_room(self) -> None:
+        depth = self.settings.depth
+        if self.launched - self.committed >= depth:
+            raise Refused("order", f"step {self.committed + 1} must be committed first")
+        if self.launched - self.done > depth:
+            raise Refused("order", f"step {self.done + 1} must be done first")
+
     def schedule_local(self) -> Outputs:
         """The step of an engine with one rank: prefill at its points and when nothing runs, else decode."""
+        self.check_room()
+        if self.settings.engine_type == PROMPT:
+            out = self.schedule(TRY_PREFILL)
+            return out if out.num_reqs else self.schedule(EMPTY_PREFILL)
+        if self.settings.engine_type == COMPLETION:
+            return self.schedule(DECODE)
         p = self.probe()
         is_due = p["point"] != 0 or not p["has_running"]
         if p["want"] and is_due and not (p["burst_reached"] and p["has_running"]):
@@ -197,11 +220,9 @@ class Scheduler:
         return self.schedule(DECODE)
 
     def schedule(self, mode: int) -> Outputs:
-        depth = self.settings.depth
-        if self.launched - self.committed >= depth:
-            raise Refused("order", f"step {self.committed + 1} must be committed first")
-        if self.launched - self.done > depth:
-            raise Refused("order", f"step {self.done + 1} must be done first")
+        if self.settings.engine_type == (PROMPT if mode == DECODE else COMPLETION):
+            raise Refused("argument", f"mode {mode} of an engine of type {self.settings.engine_type}")
+        self.check_room()
         self.drain()
         drop_too_long(self)
         step = Step(self.launched + 1, KIND_DECODE if mode == DECODE else KIND_PREFILL)
@@ -209,6 +230,8 @@ class Scheduler:
         if mode == TRY_PREFILL:
             prefill_pass(self, step, out)
         elif mode == DECODE:
+            if self.settings.engine_type == COMPLETION:
+                transfer.admit(self, out)
             decode_pass(self, step, out)
         if step.rows or mode != TRY_PREFILL:
             out.sweep()
@@ -254,9 +277,17 @@ class Scheduler:
 
     def flush(self, events: list[Event]) -> None:
         """Ends that belong to no row go behind the rows, as many as a batch holds."""
-        while self.waiting_events and len(events) < self.settings.event_capacity:
+        limit = self.settings.event_capacity
+        while self.waiting_events and len(events) + self.waiting_events[0].first_waits < limit:
             s = self.waiting_events.popleft()
+            transfer.put_first(s, events)
             events.append(Event(s.uid, FINISH, LAST, -1, s.final_output, s.prompt_len, s.reason))
+
+    def put_first(self, s: Request, events: list[Event]) -> None:
+        transfer.put_first(s, events)
+
+    def hand_over(self, s: Request, last: Event) -> None:
+        transfer.offer(self, s, last)
 
     def poll_events(self) -> list[Event]:
         self.drain()

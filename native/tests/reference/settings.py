@@ -32,6 +32,7 @@ class Settings:
     row_order: str = "stable"
     zero_swa_on_alloc: bool = False
     dp_size: int = 0
+    engine_type: int = 0
     window: int = 0
     prefix_cache: bool = False
     replay_len: int = 0

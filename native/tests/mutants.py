@@ -1,0 +1,298 @@
+"""Mutation check of the core's guards: small wrong changes of the C sources, each of which the tests must notice.
+
+``python native/tests/mutants.py [name ...]``; needs gcc. Every mutant is applied to a copy; its file is compiled again,
+and the gate's tests run on the result until one fails: the seeded C programs first, then the Python suite of
+``KILLERS``. Prints one line a mutant and the survivors; exit status 1 if there are any.
+
+A mutant whose text is no longer in the sources is reported as stale: write the guard's new text here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parents[1]
+SEED, CALLS = "20251129", {"fuzz_core": "60000", "fuzz_api": "20000"}
+WRAP = [f"-Wl,--wrap={name}" for name in ("malloc", "calloc", "realloc", "free")]
+KILLERS = ("test_reference_scheduler.py", "test_prefix.py", "test_policy.py", "test_abort.py", "test_errors.py")
+TIME_LIMIT_S = 240
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """``old`` occurs once in ``file``; ``new`` takes its place."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+MUTANTS = (
+    Mutant(
+        "release_at_wrong_epoch", "di_core.c", "s->blocks[--s->n_blocks], s->last_step)", "s->blocks[--s->n_blocks], 0)"
+    ),
+    Mutant("slot_released_at_wrong_epoch", "di_core.c", "*handle[i].slot, s->last_step)", "*handle[i].slot, 0)"),
+    Mutant("skip_limbo", "di_pool.c", "if (p->stream_ordered || u->last_use <= p->done) {", "if (1) {"),
+    Mutant(
+        "epoch_is_last_release", "di_pool.c", "if (epoch > u->last_use) u->last_use = epoch;", "u->last_use = epoch;"
+    ),
+    Mutant("limbo_leaves_a_step_early", "di_limbo.c", "b->epoch <= done &&", "b->epoch <= done + 1 &&"),
+    Mutant("limbo_newest_first", "di_limbo.c", "b->epoch < best->epoch", "b->epoch > best->epoch"),
+    Mutant("handle_not_consumed", "di_core.c", "        *handle[i].slot = 0;\n", ""),
+    Mutant(
+        "blocks_released_head_first",
+        "di_core.c",
+        "s->blocks[--s->n_blocks], s->last_step)",
+        "s->blocks[s->n_blocks - 1 - --s->n_blocks], s->last_step)",
+    ),
+    Mutant("hold_ignored", "di_policy_decode.c", "if (s->holds < c->cfg.depth) {", "if (0) {"),
+    Mutant("hold_for_ever", "di_policy_decode.c", "if (s->holds < c->cfg.depth) {", "if (1) {"),
+    Mutant(
+        "wrong_victim",
+        "di_policy_decode.c",
+        "return x != y ? x > y : a->uid > b->uid;",
+        "return x != y ? x < y : a->uid > b->uid;",
+    ),
+    Mutant(
+        "victim_ties_reversed",
+        "di_policy_decode.c",
+        "return x != y ? x > y : a->uid > b->uid;",
+        "return x != y ? x > y : a->uid < b->uid;",
+    ),
+    Mutant("missing_generation_bump", "di_policy_decode.c", "    s->generation++;\n", ""),
+    Mutant("preempted_goes_to_the_tail", "di_policy_decode.c", "s->queue_class = 1;", "s->queue_class = 2;"),
+    Mutant("limbo_is_not_on_its_way", "di_policy_decode.c", "int64_t n = di_pool_limbo(&c->main);", "int64_t n = 0;"),
+    Mutant(
+        "growth_one_step_short",
+        "di_policy_decode.c",
+        "(int64_t)(s->inflight + 1) * c->dim.q;\n    if (end",
+        "(int64_t)s->inflight * c->dim.q;\n    if (end",
+    ),
+    Mutant(
+        "growth_off_by_one",
+        "di_policy_decode.c",
+        "if (end <= (int64_t)s->n_blocks * c->cfg.block_size) return 0;",
+        "if (end <= (int64_t)s->n_blocks * c->cfg.block_size + 1) return 0;",
+    ),
+    Mutant("reserve_of_one_step", "di_policy_decode.c", "used < 2 * c->dim.q;", "used < c->dim.q;"),
+    Mutant(
+        "overrun_of_certain_ends",
+        "di_policy_decode.c",
+        "if (s->awaits_first || di_seq_is_certain_to_finish(s, c->cfg.max_model_len)) return 0;",
+        "if (s->awaits_first) return 0;",
+    ),
+    Mutant(
+        "admission_above_the_watermark", "di_policy_prefill.c", "if (is_first && (!may_admit || ", "if (is_first && ("
+    ),
+    Mutant("admission_ignores_the_reserve", "di_policy_prefill.c", "+ reserve - hit->n_blocks;", "- hit->n_blocks;"),
+    Mutant("hit_counts_idle_blocks_twice", "di_policy_prefill.c", "- hit->n_idle && has_slot", "&& has_slot"),
+    Mutant("second_chunked_prompt", "di_policy_prefill.c", "if (!is_last && is_normal) break;", "if (0) break;"),
+    Mutant(
+        "queue_by_ticket_only",
+        "di_queue.c",
+        "a->queue_class != b->queue_class ? a->queue_class < b->queue_class : a->ticket < b->ticket",
+        "a->ticket < b->ticket",
+    ),
+    Mutant(
+        "priority_ignored",
+        "di_queue.c",
+        "s->queue_class == 0 ? 0 : s->priority - DI_PRIORITY_LOW + 1",
+        "s->queue_class == 0 ? 0 : 1",
+    ),
+    Mutant("stale_rows_count_as_live", "di_output.h", "r->seq->generation == r->generation && ", ""),
+    Mutant(
+        "drafts_after_the_stop_are_kept", "di_commit.c", "j <= accepted && reason == DI_FINISH_NONE", "j <= accepted"
+    ),
+    Mutant("cached_counts_rejected_drafts", "di_commit.c", "s->cached += appended;", "s->cached += r->q;"),
+    Mutant(
+        "last_chunk_is_queued_again",
+        "di_commit.c",
+        "if (r->is_last_chunk) s->awaits_first = 0;",
+        "if (r->is_last_chunk) s->awaits_first = 1;",
+    ),
+    Mutant("commit_in_any_order", "di_commit.c", "if (id != c->committed + 1 || ", "if ("),
+    Mutant(
+        "block_registered_too_early",
+        "di_prefix.c",
+        "while ((int64_t)(s->n_registered + 1) * size <= s->cached) {",
+        "while ((int64_t)(s->n_registered + 1) * size <= s->cached + 1) {",
+    ),
+    Mutant("hit_leaves_nothing_to_run", "di_prefix.c", "most = (s->len - 1) / size;", "most = s->len / size;"),
+    Mutant("hit_without_replay", "di_prefix.c", "hit.n_blocks * size - x->replay_len;", "hit.n_blocks * size;"),
+    Mutant(
+        "hash_is_trusted",
+        "di_prefix_index.c",
+        "if (memcmp(di_prefix_index_tokens(x, (int32_t)block), tokens, (size_t)x->block_size * sizeof *tokens) == 0)",
+        "if (tokens)",
+    ),
+    Mutant("parent_is_not_compared", "di_prefix_index.c", "n->parent_life != parent.life || ", ""),
+    Mutant(
+        "evicted_block_stays_in_the_index",
+        "di_pool.c",
+        "            if (p->evict) p->evict(p->evict_owner, (int32_t)unit);\n",
+        "",
+    ),
+    Mutant(
+        "cached_before_free",
+        "di_pool.c",
+        "uint32_t unit = p->free.head;",
+        "uint32_t unit = p->cached.head ? 0 : p->free.head;",
+    ),
+    Mutant(
+        "most_recent_is_evicted",
+        "di_pool.c",
+        "unit = p->cached.head;\n            unlink",
+        "unit = p->cached.tail;\n            unlink",
+    ),
+)
+
+
+def build() -> object:
+    """``build_ffi.py``, for the wrapper of the Python library."""
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("build_ffi", HERE / "build_ffi.py")
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError(HERE / "build_ffi.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Bench:
+    """The unchanged core compiled once; mutants replace single objects."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.module = build()
+        self.objects: dict[str, Path] = {}
+        (folder / "base").mkdir()
+        # A copy, so that an edit meanwhile is not taken for a killed mutant.
+        self.tests = Path(
+            shutil.copytree(HERE / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+        )
+        for source in sorted((HERE / "src").glob("di_*.c")):
+            self.objects[source.name] = self.compile(HERE, source, folder / "base" / f"{source.stem}.o")
+        wrapper = folder / "_native.c"
+        self.module.ffi.emit_c_code(str(wrapper))
+        python = [f"-I{sysconfig.get_paths()['include']}", "-DPy_LIMITED_API=0x030b0000"]
+        self.wrapper = self.compile(HERE, wrapper, folder / "base" / "_native.o", python)
+        self.drivers = {}
+        for target in CALLS:
+            for source in [*sorted((HERE / "fuzz").glob(f"{target}*.c")), HERE / "fuzz" / "standalone.c"]:
+                self.drivers[source] = self.compile(HERE, source, folder / "base" / f"driver_{source.stem}.o")
+        source = HERE / "tests" / "c" / "core_program.c"
+        self.drivers[source] = self.compile(HERE, source, folder / "base" / "core_program.o")
+
+    def compile(self, root: Path, source: Path, target: Path, more: list[str] | None = None) -> Path:
+        optimise = "-O0" if source.name in ("di_checks.c", "_native.c") else "-O1"
+        version = f'-DDI_VERSION="{self.module.VERSION}"'
+        include = [f"-I{root / 'include'}", f"-I{root / 'src'}"]
+        command = ["gcc", "-std=c11", "-pthread", "-fPIC", optimise, version, *include, *(more or [])]
+        subprocess.run([*command, "-c", source, "-o", target], check=True, capture_output=True, text=True)
+        return target
+
+    def apply(self, mutant: Mutant, folder: Path) -> list[Path]:
+        """Objects of the core with the change."""
+        root = folder / "native"
+        root.mkdir()
+        for name in ("src", "include"):
+            shutil.copytree(HERE / name, root / name, ignore=shutil.ignore_patterns("deepinfer_native"))
+        path = root / "src" / mutant.file
+        path.write_text(path.read_text().replace(mutant.old, mutant.new))
+        is_header = mutant.file.endswith(".h")
+        changed = [n for n in self.objects if n == mutant.file or (is_header and n != "di_checks.c")]
+        objects = dict(self.objects)
+        for name in changed:
+            objects[name] = self.compile(root, root / "src" / name, folder / f"{name}.o")
+        return list(objects.values())
+
+    def programs(self, objects: list[Path], folder: Path) -> str | None:
+        """The name of the C program that fails, or None."""
+        for target, calls in CALLS.items():
+            names = {f"{p.stem}" for p in (HERE / "fuzz").glob(f"{target}*.c")} | {"standalone"}
+            drivers = [o for source, o in self.drivers.items() if source.stem in names]
+            subprocess.run(["gcc", "-pthread", *drivers, *objects, "-lm", "-o", folder / target], check=True)
+            if self.fails([folder / target, SEED, calls], folder):
+                return target
+        core = self.drivers[HERE / "tests" / "c" / "core_program.c"]
+        subprocess.run(["gcc", "-pthread", *WRAP, core, *objects, "-lm", "-o", folder / "core_program"], check=True)
+        return "core_program" if self.fails([folder / "core_program"], folder) else None
+
+    def python(self, objects: list[Path], folder: Path) -> str | None:
+        package = folder / "python" / "deepinfer_native"
+        ignored = shutil.ignore_patterns("*.so", "__pycache__")
+        shutil.copytree(HERE / "src" / "deepinfer_native", package, ignore=ignored)
+        target = package / "_native.abi3.so"
+        subprocess.run(["gcc", "-shared", "-pthread", self.wrapper, *objects, "-lm", "-o", target], check=True)
+        path = os.pathsep.join([str(folder / "python"), os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, "PYTHONPATH": path}
+        for name in KILLERS:
+            command = [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-x",
+                "-m",
+                "not slow",
+                str(self.tests / name),
+                "--rootdir",
+                str(self.tests),
+            ]
+            if self.fails(command, self.tests, environment):
+                return name
+        return None
+
+    @staticmethod
+    def fails(command: list, folder: Path, environment: dict | None = None) -> bool:
+        """A hang counts: the gate has time limits."""
+        try:
+            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=TIME_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return True
+        return done.returncode != 0
+
+    def killer(self, mutant: Mutant) -> str | None:
+        """What notices the mutant; None = it survives."""
+        with tempfile.TemporaryDirectory(dir=self.folder) as name:
+            folder = Path(name)
+            objects = self.apply(mutant, folder)
+            return self.programs(objects, folder) or self.python(objects, folder)
+
+
+def stale() -> list[str]:
+    """Names of mutants whose text does not occur exactly once."""
+    return [m.name for m in MUTANTS if (HERE / "src" / m.file).read_text().count(m.old) != 1]
+
+
+def main(names: list[str]) -> int:
+    chosen = [m for m in MUTANTS if not names or m.name in names]
+    old = stale()
+    if old or not chosen:
+        print("stale mutants:" if old else "no such mutant:", *(old or names), file=sys.stderr)
+        return 2
+    survivors = []
+    with tempfile.TemporaryDirectory() as name:
+        bench = Bench(Path(name))
+        started = time.monotonic()
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            for mutant, killer in zip(chosen, pool.map(bench.killer, chosen), strict=True):
+                print(f"{mutant.name:36s} {killer or 'SURVIVED'}", flush=True)
+                survivors += [] if killer else [mutant.name]
+    print(f"{len(chosen) - len(survivors)} of {len(chosen)} killed in {time.monotonic() - started:.0f} s")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
