@@ -2,7 +2,8 @@
 
 The C side writes one struct; its ``di_view`` members say where the arrays of this call lie. A slot of the ring is known
 by the address of one of its arrays. Unchanged views (compared as bytes) keep their Python arrays, so a steady step
-makes no array at all; scalars are unpacked from the struct's bytes at once.
+makes no array at all, and a step of another size slices the arrays that are there. Views and scalars are unpacked from
+the struct's bytes: reading them member by member takes several times as long.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ DTYPES: dict[int, np.dtype[Any]] = {
 }
 VIEW = ffi.typeof("di_view")
 VIEW_BYTES = ffi.sizeof("di_view")
+# data, dtype, ndim, shape[4], flags; strides and space are not needed here
+VIEW_LAYOUT = Struct("=Qii4q36xI")
 PRESENT = int(ViewFlags.PRESENT)
 
 
@@ -58,6 +61,7 @@ class Member:
     count: int  # 0 = not an array of C values
     is_view: bool
     ctype: str = ""  # of a scalar
+    keys: tuple[tuple[str, int], ...] = ()  # of its arrays, in `Slot.arrays`
 
 
 def members_of(struct: Any, prefix: tuple[str, ...] = (), base: int = 0) -> list[Member]:
@@ -70,9 +74,10 @@ def members_of(struct: Any, prefix: tuple[str, ...] = (), base: int = 0) -> list
         elif name in ("struct_size", "chain") or name.startswith("pad_"):
             continue
         elif kind.kind == "array":
-            out.append(Member(name, (*prefix, name), at, kind.length, kind.item is VIEW))
+            keys = tuple((name, i) for i in range(kind.length))
+            out.append(Member(name, (*prefix, name), at, kind.length, kind.item is VIEW, keys=keys))
         else:
-            out.append(Member(name, (*prefix, name), at, 0, kind is VIEW, kind.cname))
+            out.append(Member(name, (*prefix, name), at, 0, kind is VIEW, kind.cname, ((name, 0),)))
     return out
 
 
@@ -133,7 +138,7 @@ class Slot(Generic[R]):
 
     record: R
     raw: list[bytes]
-    arrays: dict[tuple[str, int], tuple[int, Array]] = field(factory=dict)
+    arrays: dict[tuple[str, int], tuple[int, int, Array]] = field(factory=dict)  # address, elements, flat array
 
 
 class RecordReader(Generic[R]):
@@ -152,7 +157,6 @@ class RecordReader(Generic[R]):
         at = next(m.offset for m in members if m.name == key)
         self._key = slice(at, at + 8)
         self._slots: dict[bytes, Slot[R]] = {}
-        self._views = ffi.cast("char *", self.struct)
 
     def read(self, owner: object) -> R:
         """The record of the call that just returned; its arrays keep ``owner``, whose memory they show."""
@@ -162,43 +166,46 @@ class RecordReader(Generic[R]):
             slot = self._slots[key] = Slot(self._make(), [b""] * len(self._runs))
         record = slot.record
         for i, (begin, end, members) in enumerate(self._runs):
-            raw = self._buffer[begin:end]
-            if raw != slot.raw[i]:
+            raw, before = self._buffer[begin:end], slot.raw[i]
+            if raw != before:
                 slot.raw[i] = raw
                 for m in members:
-                    setattr(record, m.name, self._array(slot, m, owner))
+                    at = m.offset - begin
+                    stop = at + VIEW_BYTES * len(m.keys)
+                    if raw[at:stop] != before[at:stop]:
+                        setattr(record, m.name, self._array(slot, m, raw, at, owner))
         self._assign(record, self._unpack(self._buffer))
         for name in self._keyed:
             value = getattr(self.struct, name)
             setattr(record, name, {r: int(value[i]) for i, r in enumerate(self._ratios)})
         return record
 
-    def _array(self, slot: Slot[R], m: Member, owner: object) -> Any:
-        views = ffi.cast("di_view *", self._views + m.offset)
+    def _array(self, slot: Slot[R], m: Member, raw: bytes, at: int, owner: object) -> Any:
         if not m.count:
-            return self._one(slot, m.name, 0, views[0], owner)
-        found = [self._one(slot, m.name, i, views[i], owner) for i in range(m.count)]
+            return self._one(slot, m.keys[0], VIEW_LAYOUT.unpack_from(raw, at), owner)
+        found = [
+            self._one(slot, key, VIEW_LAYOUT.unpack_from(raw, at + VIEW_BYTES * i), owner)
+            for i, key in enumerate(m.keys)
+        ]
         if m.name.startswith("grammar_"):
             return None if all(a is None for a in found) else found
         return {r: found[i] for i, r in enumerate(self._ratios) if found[i] is not None} or None
 
-    def _one(self, slot: Slot[R], name: str, index: int, view: Any, owner: object) -> Array | None:
-        if not view.flags & PRESENT:
+    def _one(self, slot: Slot[R], key: tuple[str, int], view: tuple[int, ...], owner: object) -> Array | None:
+        address, code, ndim, count, *extents, flags = view
+        if not flags & PRESENT:
             return None
-        shape = tuple(view.shape[d] for d in range(view.ndim))
-        count = 1
-        for extent in shape:
+        for extent in extents[: ndim - 1]:
             count *= extent
-        dtype = DTYPES[view.dtype]
         if count == 0:
-            return np.empty(shape, dtype)
-        address = int(ffi.cast("uintptr_t", view.data))
-        known = slot.arrays.get((name, index))
-        if known is None or known[0] != address or known[1].size < count:
-            whole = np.frombuffer(owned_buffer(view.data, count * dtype.itemsize, owner), dtype)
-            known = slot.arrays[name, index] = (address, whole)
-        flat = known[1][:count]
-        return flat if len(shape) == 1 else flat.reshape(shape)
+            return np.empty(view[3 : 3 + ndim], DTYPES[code])
+        known = slot.arrays.get(key)
+        if known is None or known[0] != address or known[1] < count:
+            dtype = DTYPES[code]
+            flat = np.frombuffer(owned_buffer(ffi.cast("char *", address), count * dtype.itemsize, owner), dtype)
+            known = slot.arrays[key] = (address, count, flat)
+        flat = known[2][:count]
+        return flat if ndim == 1 else flat.reshape(view[3 : 3 + ndim])
 
     def close(self) -> None:
         """Forget every array, so that the core's memory can go."""
