@@ -483,3 +483,37 @@ def test_reserve_has_the_parameters_and_defaults_of_submit():
         if name not in ("self", "prompt_ids", "max_tokens")
     }
     assert given == {**DEFAULTS, **dict.fromkeys(ARRAYS, ())}
+
+
+def test_stop_string_in_the_first_token_waits_for_the_acknowledgement():
+    pair = Pair()
+    request = prefilled(pair)
+    driver = pair.sender
+    driver.core.finish(request.uid, FinishReason.STOP, 0)
+    driver.poll()
+    assert request.reason == FinishReason.NONE
+    driver.core.acknowledge(request.uid)
+    driver.poll()
+    assert (request.reason, request.final_index) == (FinishReason.STOP, 0)
+    Pair.require_all_free(driver)
+
+
+def test_end_that_drops_the_first_token_says_nothing_of_it():
+    driver = small_receiver()
+    reservation = driver.core.reserve([1, 2, 3], max_tokens=5)
+    driver.core.inject(reservation.handle, 8)
+    driver.core.finish(reservation.uid, FinishReason.STOP, 0)
+    events = driver.core.poll_events()
+    assert (events.kind.tolist(), events.output_index.tolist()) == ([EventKind.FINISH], [0])
+    Pair.require_all_free(driver)
+
+
+def test_core_that_is_closed_in_the_middle_of_transfers_gives_its_memory_back():
+    pair = Pair()
+    for _ in range(3):
+        request = prefilled(pair)
+        pair.reserve(request.uid)
+    pair.receiver.core.close()
+    pair.sender.core.close()
+    with pytest.raises(StaleHandleError, match="closed"):
+        pair.receiver.core.inject(1, 1)

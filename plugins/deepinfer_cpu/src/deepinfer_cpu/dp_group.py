@@ -15,6 +15,7 @@ import torch.distributed as dist
 from deepinfer_core.errors import ConfigError, GroupError
 
 DEFAULT_TIMEOUT_S = 60.0
+DEFAULT_JOIN_TIMEOUT_S = 600.0
 
 
 class GlooReducer:
@@ -67,21 +68,30 @@ class _Pending:
         return values
 
 
-def join_group(init_method: str, rank: int, size: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> GlooReducer:
+def join_group(
+    init_method: str,
+    rank: int,
+    size: int,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    join_timeout_s: float = DEFAULT_JOIN_TIMEOUT_S,
+) -> GlooReducer:
     """Make this process rank ``rank`` of ``size``, where no launcher did, and return its reducer.
 
     ``init_method``: where the ranks meet, ``tcp://HOST:PORT`` or ``file:///PATH`` (a file that does not exist yet).
-    Raises GroupError when the others do not come within ``timeout_s``.
+    ``timeout_s``: of a reduce. Raises GroupError when the others do not come within ``join_timeout_s``: they start at
+    different times, and load what they need first.
     """
     try:
         dist.init_process_group(
-            "gloo", init_method=init_method, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
+            "gloo", init_method=init_method, rank=rank, world_size=size, timeout=timedelta(seconds=join_timeout_s)
         )
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
     except RuntimeError as err:
         raise GroupError(
             f"rank {rank} of {size} did not meet its group at {init_method}",
             reason=str(err).strip().splitlines()[0],
             remedy="start all ranks within the time limit, with the same address and size",
-            details={"rank": rank, "size": size, "timeout_s": timeout_s},
+            details={"rank": rank, "size": size, "timeout_s": join_timeout_s},
         ) from err
-    return GlooReducer(timeout_s=timeout_s)
+    return GlooReducer(group, timeout_s=timeout_s)
