@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 from native_driver import require
-from reference import Refused, Scheduler, Settings, transfer
+from reference import Refused, Scheduler, Settings, fork, pins, transfer
 from reference.commit import wants_token
 from reference.invariants import CHECKS
 from reference.observer import Observer
 from reference.records import KIND_DECODE, Event, Outputs
 
-from deepinfer_contracts import FinishReason, SamplerOutput, StepMode
+from deepinfer_contracts import FinishReason, Pool, SamplerOutput, StepMode
 from deepinfer_native import Core
 from deepinfer_native.errors import (
     ArgumentError,
@@ -119,6 +119,7 @@ def compare_stats(stats, m: Scheduler) -> None:
         require(getattr(stats, name) == getattr(m, name), name, getattr(stats, name), getattr(m, name))
     require(stats.last_step == m.launched, "last_step", stats.last_step, m.launched)
     require(stats.queued_events == len(m.waiting_events), "queued_events", stats.queued_events)
+    require(stats.pinned_units == sum(len(u) for _, u in m.pins.values()), "pinned_units", stats.pinned_units)
     require(not stats.poisoned, "the core is poisoned")
 
 
@@ -131,6 +132,7 @@ class Pair:
         self.model = Scheduler(Settings.of(config))
         self.watch = Observer(self.model, CHECKS) if watch else None
         self.commands = 0
+        self.pins: dict[int, int] = {}  # handles of pins by the reference's number, used ones too
         self.handles: dict[int, int] = {}  # reservations by uid, used ones too
 
     def after(self, command: str, outputs=None, events=None) -> None:
@@ -306,6 +308,27 @@ class Pair:
         if done:
             self.after("acknowledge")
 
+    def fork(self, parent: int, max_tokens: int | None, at_prompt: bool) -> None:
+        done = self.both(
+            "fork",
+            lambda: self.core.fork(parent, seed=1, max_tokens=max_tokens, at_prompt=at_prompt),
+            lambda: fork.fork(self.model, parent, max_tokens or 0, at_prompt),
+        )
+        if done:
+            require(done[0] == done[1], "uid of the fork", done)
+            self.after("fork")
+
+    def pin(self, pool: int, units: list[int]) -> None:
+        done = self.both("pin", lambda: self.core.pin(Pool(pool), units), lambda: pins.pin(self.model, pool, units))
+        if done:
+            self.pins[done[1]] = done[0]
+            self.after("pin")
+
+    def unpin(self, number: int) -> None:
+        handle = self.pins.get(number, (9 << 32) | 4321)
+        if self.both("unpin", lambda: self.core.unpin(handle) or True, lambda: pins.unpin(self.model, number)):
+            self.after("unpin")
+
     def poll(self) -> None:
         self.start("poll")
         batch, events = self.core.poll_events(), self.model.poll_events()
@@ -322,6 +345,8 @@ class Pair:
     def drain(self, rng, limit: int = 4000) -> None:
         """Run until nothing is left, then audit."""
         m = self.model
+        for number in list(m.pins):
+            self.unpin(number)
         for _ in range(limit):
             while m.open:
                 self.commit(rng)

@@ -60,6 +60,9 @@ COMMANDS = {
     "poll": 1,
     "probe": 1,
     "reset": 0.2,
+    "fork": 2,
+    "pin": 0.3,
+    "unpin": 0.6,
 }
 
 
@@ -133,6 +136,23 @@ class Storm:
     def acknowledge(self):
         self.pair.acknowledge(self.uid())
 
+    def fork(self):
+        r = self.rng
+        if self.pair.model.unfinished <= 12:
+            self.pair.fork(self.uid(), r.choice([None, None, 1, 5]), r.random() < 0.5)
+
+    def pin(self):
+        m, r = self.pair.model, self.rng
+        pool, name = r.choice([(0, "main"), (1, "main"), (2, "swa"), (3, "state"), (4, "draft")])
+        held = sorted(getattr(m, name).ref)
+        if len(m.pins) < 2:
+            self.pair.pin(
+                pool, [r.choice(held) if held and r.random() < 0.9 else 2 for _ in range(r.choice([0, 1, 3]))]
+            )
+
+    def unpin(self):
+        self.pair.unpin(self.rng.randint(0, self.pair.model.next_pin))
+
     def reset(self):
         self.pair.reset_prefix_cache()
 
@@ -148,6 +168,18 @@ class Storm:
 @pytest.mark.parametrize("case", CASES)
 def test_core_equals_the_reference_after_every_command(case):
     Storm(1, **CASES[case]).run(400)
+
+
+def test_random_commands_reach_the_rare_transitions():
+    """What the comparison is worth: each of these happened in it."""
+    pair = Storm(1, **PREFIX, depth=2, num_draft=1).run(1500)
+    clones = pair.watch.seen["clones"], pair.watch.seen["children queued"]
+    stats = pair.core.stats()
+    reached = (stats.overrun_rows, stats.prefix_hit_tokens, stats.prefix_replayed_tokens, stats.prefix_evictions)
+    assert all((*clones, *reached)), (clones, reached)
+    stats = Storm(0, num_blocks=18, depth=2).run(1500).core.stats()
+    reached = (stats.preemptions, stats.holds, stats.aborts, stats.overrun_rows, stats.stale_rows)
+    assert all(reached), reached
 
 
 @pytest.mark.slow

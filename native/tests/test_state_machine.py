@@ -14,6 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from native_driver import VOCAB, small_config
 from paired import Pair
 
+from deepinfer_contracts import EngineType
+
 SEED = int(os.environ.get("DEEPINFER_SEED", "20251129"))
 SIZES = {
     "tight": {"num_blocks": 14},
@@ -22,6 +24,8 @@ SIZES = {
     "stop": {"num_blocks": 16, "stop_preempted": True, "max_prefill_burst": 2, "prefill_watermark": 0.6},
     "prefix": {"num_blocks": 30, "prefix_cache": True, "window": 4, "max_chunk": 12},
     "prefix_tight": {"num_blocks": 20, "prefix_cache": True, "window": 4, "replay_len": 5, "num_draft": 1},
+    "prompt": {"num_blocks": 30, "engine_type": EngineType.PROMPT, "max_chunk": 8},
+    "completion": {"num_blocks": 24, "engine_type": EngineType.COMPLETION, "stop_preempted": True, "num_draft": 1},
 }
 
 
@@ -37,6 +41,10 @@ def machine_for(depth: int, is_stream_ordered: bool):
         def m(self):
             return self.pair.model
 
+        @property
+        def is_receiver(self):
+            return self.pair.config.engine_type == EngineType.COMPLETION
+
         @precondition(lambda self: self.m.unfinished < 12)
         @rule(
             length=st.sampled_from([1, 3, 4, 5, 8, 17, 40, 97]),
@@ -50,7 +58,19 @@ def machine_for(depth: int, is_stream_ordered: bool):
             vocab = 2 if self.pair.config.prefix_cache else VOCAB
             head = [1] * (length // 2) if self.pair.config.prefix_cache else []
             prompt = [*head, *(self.rng.randrange(vocab) for _ in range(length - len(head)))]
-            self.pair.submit(prompt, max_tokens=max_tokens, min_tokens=min_tokens, stop=range(stops), priority=priority)
+            ask = self.pair.reserve if self.is_receiver else self.pair.submit
+            ask(prompt, max_tokens=max_tokens, min_tokens=min_tokens, stop=range(stops), priority=priority)
+
+        @precondition(lambda self: self.pair.config.engine_type != EngineType.NORMAL)
+        @rule(which=st.integers(0, 40), token=st.integers(0, VOCAB - 1), has_drafts=st.booleans())
+        def transfer(self, which, token, has_drafts):
+            live = sorted(self.m.requests) or [1]
+            uid = live[which % len(live)]
+            if self.is_receiver and which < 36:
+                self.pair.inject(uid, token, has_drafts)
+                return
+            self.pair.handoff(uid)
+            self.pair.acknowledge(uid)
 
         @rule(mode=st.sampled_from([None, None, None, 0, 1, 2]))
         def schedule(self, mode):
@@ -91,6 +111,22 @@ def machine_for(depth: int, is_stream_ordered: bool):
             uid = live[which % len(live)]
             n_output = self.m.requests[uid].n_output if uid in self.m.requests else 0
             self.pair.finish(uid, min(keep, n_output + 1))
+
+        @precondition(lambda self: self.m.unfinished < 12)
+        @rule(which=st.integers(0, 40), at_prompt=st.booleans(), max_tokens=st.sampled_from([None, 1, 9]))
+        def fork(self, which, at_prompt, max_tokens):
+            live = sorted(self.m.requests) or [1]
+            self.pair.fork(live[which % len(live)], max_tokens, at_prompt)
+
+        @precondition(lambda self: len(self.m.pins) < 2)
+        @rule(pool=st.sampled_from([0, 0, 1, 2, 3, 4]), which=st.lists(st.integers(0, 40), max_size=3))
+        def pin(self, pool, which):
+            held = sorted((self.m.main, self.m.main, self.m.swa, self.m.state, self.m.draft)[pool].ref) or [1]
+            self.pair.pin(pool, [held[i % len(held)] for i in which])
+
+        @rule(back=st.integers(0, 3))
+        def unpin(self, back):
+            self.pair.unpin(self.m.next_pin - back)
 
         @rule()
         def reset_prefix_cache(self):

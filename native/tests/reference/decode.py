@@ -95,6 +95,7 @@ def decode_pass(m, step: Step, out) -> None:
     if any(growth(m, s) for s in candidates):
         relieve(m, candidates, out)
         grow_or_hold(m, candidates, out)
+    m.carry_out_forks(step, out, candidates)
     if c.row_order == "length_desc":
         candidates.sort(key=lambda s: (-s.len, s.uid))
     for s in candidates:

@@ -143,9 +143,9 @@ def invariant_14(w):
 
 def invariant_15(w):
     """``sum(ref)`` = table entries and slots + pins, per pool, unit by unit."""
-    owner = w.owner
+    expected_all = Counter({unit: len(uids) for unit, uids in w.owner.items()}) + w.pinned
     for name in POOLS:
-        expected = {unit: len(uids) for (pool, unit), uids in owner.items() if pool == name}
+        expected = {unit: n for (pool, unit), n in expected_all.items() if pool == name}
         must(getattr(w.m, name).ref == expected, 15, name, getattr(w.m, name).ref, expected)
 
 
@@ -200,7 +200,7 @@ def invariant_20(w):
 def invariant_21(w):
     """Idle: everything is free or cached, limbo is empty."""
     m = w.m
-    if not m.requests and m.launched == m.done:
+    if not m.requests and not m.pins and m.launched == m.done:
         for name in POOLS:
             pool = getattr(m, name)
             must(pool.available == pool.total and not pool.limbo, 21, name, pool.available, "of", pool.total)
@@ -266,7 +266,14 @@ def invariant_38(w):
         for at, block in enumerate(s.blocks):
             first_written = max(s.cached, s.store_from)
             if (at + 1) * c.block_size > first_written:
-                must(m.main.ref[block] == 1, 38, "request", s.uid, "may write the shared block", block)
+                must(
+                    m.main.ref[block] - w.pinned["main", block] == 1,
+                    38,
+                    "request",
+                    s.uid,
+                    "may write the shared block",
+                    block,
+                )
                 must(block not in m.main.registered, 38, "request", s.uid, "may write the registered block", block)
             if block in m.prefix.nodes:
                 must(m.prefix.nodes[block].tokens == m.prefix.block_tokens(s, at), 38, "content of", block)

@@ -6,11 +6,22 @@ given and their users at launch. The ledger is kept from records and events alon
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from reference.decode import growth, is_candidate
 from reference.prefill import is_new, is_too_long, wants_prefill
-from reference.records import COMPLETION, DECODE, FINISH, KIND_PREFILL, LAST, TRY_PREFILL, Outputs, Phase
+from reference.records import (
+    COMPLETION,
+    DECODE,
+    FINISH,
+    FLAG_FORKS,
+    KIND_PREFILL,
+    LAST,
+    POOL_SWA,
+    TRY_PREFILL,
+    Outputs,
+    Phase,
+)
 
 POOLS = ("main", "swa", "state", "draft", "rows")
 SLOTS = (("swa", "swa_slot"), ("state", "state_slot"), ("draft", "draft_slot"), ("rows", "row_slot"))
@@ -58,6 +69,7 @@ class Observer:
         self.firsts: dict[int, list] = defaultdict(list)  # priority -> tickets in order of their first chunk
         self.holds: dict[int, int] = defaultdict(int)
         self.empty_calls = 0
+        self.seen: Counter[str] = Counter()  # rare things, so that a test can ask whether they happened
         model.on_phase = lambda s, old, new: self.transitions.append((old, new))
 
     @property
@@ -71,6 +83,11 @@ class Observer:
                 if getattr(s, name):
                     out[pool, getattr(s, name)].append(s.uid)
         return out
+
+    @property
+    def pinned(self) -> Counter:
+        """(pool, unit) -> references from outside."""
+        return Counter((pool, unit) for pool, units in self.m.pins.values() for unit in units)
 
     @property
     def writers(self) -> dict:
@@ -109,7 +126,7 @@ class Observer:
                 if slot:
                     used[pool, slot].add(uid)
             if o.kind == KIND_PREFILL:
-                if not self.chunks[uid, s.generation] and s.generation == 0:
+                if not self.chunks[uid, s.generation] and s.queue_class == 2:
                     self.firsts[s.priority].append(s.ticket)
                 end = o.seqlens_k[i]
                 self.chunks[uid, s.generation].append((end - o.seqlens_q[i], end, s.len))
@@ -118,6 +135,17 @@ class Observer:
             self.holds[uid] += 1
         for uid in o.preempted_uid:
             self.holds.pop(uid, None)
+        self.seen["clones"] += bool(o.flags & FLAG_FORKS)
+        self.seen["children queued"] += sum(
+            o.kind == KIND_PREFILL and self.m.requests[uid].was_forked and self.m.requests[uid].generation == 0
+            for uid in o.seq_uid
+        )
+        # Whoever holds the source of a clone may go on; the copy belongs to a row of the step.
+        owner = self.owner
+        sources = [("main", source) for source, _ in o.clone_blocks]
+        sources += [("swa" if pool == POOL_SWA else "state", source) for pool, source, _ in o.clone_slots]
+        for unit in sources:
+            used[unit].update(owner[unit])
         self.uses[o.step_id] = used
         self.rows[o.step_id] = list(o.seq_uid)
         self.rows.pop(o.step_id - 3, None)

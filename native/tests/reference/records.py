@@ -75,6 +75,8 @@ class Request:
     draft_slot: int = 0
     row_slot: int = 0
     final_output: int = 0
+    parent: int = 0  # of a child that waits for its clone
+    was_forked: bool = False
     is_reserved: bool = False  # units were given, the cache is not there yet
     ending: Reason = Reason.NONE  # waits for the acknowledgement of a transfer
     first_waits: bool = False  # the event of its first token is not out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
-from reference import transfer
+from reference import fork, transfer
 from reference.commit import commit_row
 from reference.decode import decode_pass
 from reference.pool import Pool
@@ -51,6 +51,9 @@ class Scheduler:
         self.requests: dict[int, Request] = {}  # not RETIRED
         self.queue: list[Request] = []
         self.running: list[Request] = []
+        self.forks: list[Request] = []  # children that wait for their parents
+        self.pins: dict[int, tuple[str, list[int]]] = {}
+        self.next_pin = 0
         self.commands: dict[int, set[str]] = {}
         self.open: deque[Step] = deque()  # launched, not committed
         self.ended: deque[Request] = deque()  # not reported by schedule
@@ -145,6 +148,7 @@ class Scheduler:
             self.running.remove(s)
         elif s in self.queue:
             self.queue.remove(s)
+        fork.forget(self, s)
         self.release(s)
         s.reason = reason
         s.inflight = 0
@@ -285,6 +289,9 @@ class Scheduler:
 
     def put_first(self, s: Request, events: list[Event]) -> None:
         transfer.put_first(s, events)
+
+    def carry_out_forks(self, step: Step, out, candidates: list[Request]) -> None:
+        fork.carry_out(self, step, out, candidates)
 
     def hand_over(self, s: Request, last: Event) -> None:
         transfer.offer(self, s, last)

@@ -34,6 +34,10 @@ class Settings:
     dp_size: int = 0
     engine_type: int = 0
     window: int = 0
+    backtrack: int = 1
+    swa_ring: int = 0
+    ratios_sparse: tuple = ()
+    ratios_dense: tuple = ()
     prefix_cache: bool = False
     replay_len: int = 0
     replay_keep: int = 0
@@ -65,6 +69,19 @@ class Settings:
     @property
     def chunk_limit(self) -> int:
         return self.max_chunk or self.max_num_batched_tokens
+
+    @property
+    def ratios(self) -> list[int]:
+        return sorted({*self.ratios_sparse, *self.ratios_dense})
+
+    @property
+    def state_backtrack(self) -> int:
+        return max(self.backtrack, self.q)
+
+    @property
+    def ring(self) -> int:
+        """Positions that a sliding-window slot keeps."""
+        return self.swa_ring or self.window + self.state_backtrack
 
     @property
     def event_capacity(self) -> int:
