@@ -81,17 +81,20 @@ def members_of(struct: Any, prefix: tuple[str, ...] = (), base: int = 0) -> list
     return out
 
 
-def runs_of(members: list[Member]) -> list[tuple[int, int, list[Member]]]:
-    """(begin, end, members) of stretches of the struct that hold nothing but views."""
-    out: list[tuple[int, int, list[Member]]] = []
+Place = tuple[int, int, Member]  # where the views of a member begin and end in their run
+
+
+def runs_of(members: list[Member]) -> list[tuple[int, int, list[Place]]]:
+    """(begin, end, places) of stretches of the struct that hold nothing but views."""
+    out: list[tuple[int, int, list[Place]]] = []
     for m in members:
         if not m.is_view:
             continue
-        end = m.offset + VIEW_BYTES * max(1, m.count)
-        if out and out[-1][1] == m.offset:
-            out[-1] = (out[-1][0], end, [*out[-1][2], m])
-        else:
-            out.append((m.offset, end, [m]))
+        if not out or out[-1][1] != m.offset:
+            out.append((m.offset, m.offset, []))
+        begin, _, places = out[-1]
+        end = m.offset + VIEW_BYTES * len(m.keys)
+        out[-1] = (begin, end, [*places, (m.offset - begin, end - begin, m)])
     return out
 
 
@@ -165,20 +168,37 @@ class RecordReader(Generic[R]):
         if slot is None:
             slot = self._slots[key] = Slot(self._make(), [b""] * len(self._runs))
         record = slot.record
-        for i, (begin, end, members) in enumerate(self._runs):
+        for i, (begin, end, places) in enumerate(self._runs):
             raw, before = self._buffer[begin:end], slot.raw[i]
             if raw != before:
                 slot.raw[i] = raw
-                for m in members:
-                    at = m.offset - begin
-                    stop = at + VIEW_BYTES * len(m.keys)
-                    if raw[at:stop] != before[at:stop]:
-                        setattr(record, m.name, self._array(slot, m, raw, at, owner))
+                self._renew(slot, places, raw, before, owner)
         self._assign(record, self._unpack(self._buffer))
         for name in self._keyed:
             value = getattr(self.struct, name)
             setattr(record, name, {r: int(value[i]) for i, r in enumerate(self._ratios)})
         return record
+
+    def _renew(self, slot: Slot[R], places: list[Place], raw: bytes, before: bytes, owner: object) -> None:
+        """Set the members whose views changed. A step of another size changes most of them, so the usual one, a longer
+        or shorter stretch of an array that is there, is done in place."""
+        record, arrays, unpack = slot.record, slot.arrays, VIEW_LAYOUT.unpack_from
+        for at, stop, m in places:
+            if raw[at:stop] == before[at:stop]:
+                continue
+            if not m.count:
+                address, _, ndim, count, _, _, _, flags = unpack(raw, at)
+                known = arrays.get(m.keys[0])
+                if (
+                    known is not None
+                    and ndim == 1
+                    and known[0] == address
+                    and 0 < count <= known[1]
+                    and flags & PRESENT
+                ):
+                    setattr(record, m.name, known[2][:count])
+                    continue
+            setattr(record, m.name, self._array(slot, m, raw, at, owner))
 
     def _array(self, slot: Slot[R], m: Member, raw: bytes, at: int, owner: object) -> Any:
         if not m.count:
