@@ -7,11 +7,25 @@ a row that is stored, shared or replayed in the wrong place changes the tokens.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
+import numpy as np
 import pytest
-from engine_toys import BLOCK, RING, WINDOW, check_idle, ids, prompts_of, small_pool, solo_tokens, toy_llm
+from engine_toys import (
+    BLOCK,
+    RING,
+    WINDOW,
+    Faulty,
+    ToyModel,
+    check_idle,
+    ids,
+    prompts_of,
+    small_pool,
+    solo_tokens,
+    toy_llm,
+)
 
 from deepinfer_core.errors import ConfigError, EngineError
 from deepinfer_core.llm import LLM
@@ -156,6 +170,38 @@ def test_random_traffic_with_common_beginnings_keeps_its_tokens(seed: int) -> No
         for completion in output.outputs:
             got = list(completion.token_ids)
             assert got == (want[: len(got)] if index in cancelled else want)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("number", [1, 2, 3, 5])
+def test_step_that_failed_offers_none_of_its_blocks(number: int, overlap: bool) -> None:
+    """The blocks of the failed step hold what was there before."""
+
+    def fault(name: str, call: int, go: Callable[[], Any]) -> Any:
+        if call == number:
+            raise RuntimeError("boom")
+        return go()
+
+    (prompt,) = prompts_of(1, 30)
+    with caching(parts={"model": Faulty(ToyModel(), fault, "forward")}, max_chunk=12, overlap=overlap) as llm:
+        outputs = [llm.generate([prompt], GREEDY)[0] for _ in range(3)]
+    assert outputs[0].finish_reason == "engine"
+    assert ids(outputs[1:]) == [plain(prompt)] * 2
+
+
+def test_row_without_a_token_does_not_offer_the_end_of_its_prompt() -> None:
+    def fault(name: str, call: int, go: Callable[[], Any]) -> Any:
+        logits = go()
+        if call == 1:
+            logits[0, 5] = np.nan
+        return logits
+
+    (prompt,) = prompts_of(1, 30)
+    with caching(parts={"model": Faulty(ToyModel(), fault, "logits")}) as llm:
+        outputs = [llm.generate([prompt], GREEDY)[0] for _ in range(3)]
+    assert [output.finish_detail for output in outputs] == ["nan_logits", "max_tokens", "max_tokens"]
+    assert [output.cached_tokens for output in outputs] == [0, 0, saved(30, 30)]
+    assert ids(outputs[1:]) == [plain(prompt)] * 2
 
 
 def test_queued_requests_that_would_hit_give_everything_back_when_cancelled() -> None:

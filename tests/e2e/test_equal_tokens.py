@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(300)  # seconds on an idle machine, minutes on 
 
 SEED = 11
 BASE: dict[str, Any] = {"block_size": 16, "max_num_seqs": 32, "overlap": False}
-SIZES = {"gate": (28, 48), "nightly": (200, 400)}
+SIZES = {"gate": (26, 40), "nightly": (200, 400)}
 """Name -> (requests, tokens of the longest prompt)."""
 LONG = [pytest.mark.slow, pytest.mark.timeout(3600)]
 SCALES = ["gate", pytest.param("nightly", marks=LONG)]
@@ -80,14 +80,16 @@ def test_two_steps_in_flight_change_no_token(reference: Reference, scale: str) -
     assert stats.overrun_rows > 0  # an answer that a stop id ends is in the next step already
 
 
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize(("max_chunk", "overlap"), [(7, True), (64, False)])
+@pytest.mark.parametrize(
+    ("scale", "max_chunk", "overlap"),
+    [("gate", 16, True), *(pytest.param("nightly", *each, marks=LONG) for each in ((7, True), (7, False), (64, True)))],
+)
 def test_chunk_budget_changes_no_token(reference: Reference, scale: str, max_chunk: int, overlap: bool) -> None:
     stats = check_equal(reference, scale, {"max_chunk": max_chunk, "overlap": overlap})
     assert stats.preemptions == 0
 
 
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("scale", [pytest.param("nightly", marks=LONG)])
 def test_block_size_changes_no_token(reference: Reference, scale: str) -> None:
     check_equal(reference, scale, {"block_size": 128})
 

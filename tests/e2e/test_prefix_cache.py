@@ -26,22 +26,38 @@ def saved(block: int, shared: int, length: int) -> int:
     return max(0, min(shared, length - 1) // block * block - WINDOW)
 
 
-@pytest.mark.parametrize(("block", "length"), [(8, 46), (16, 100), (32, 100)])
+@pytest.mark.parametrize(
+    ("block", "length"),
+    [(8, 46), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((16, 100), (32, 100), (64, 200)))],
+)
 def test_four_runs_of_a_prompt_agree_from_the_second_on(block: int, length: int) -> None:
     prompt = prompt_of(length, 1)
     with LLM(prefix_cache=True, block_size=block, max_num_seqs=2) as llm:
-        runs = [llm.generate([prompt], GREEDY.updated({"max_tokens": 16}))[0] for _ in range(4)]
+        runs = [llm.generate([prompt], GREEDY.updated({"max_tokens": 8}))[0] for _ in range(4)]
     assert [run.cached_tokens for run in runs] == [0, *[saved(block, length, length)] * 3]
     assert runs[1].cached_tokens > 0
     assert runs[1].token_ids == runs[2].token_ids == runs[3].token_ids
 
 
 def test_prompt_that_saves_nothing_has_the_tokens_of_a_run_without_the_cache() -> None:
-    jobs = workload(12, longest=40, vocab_size=1500, limit=2048, seed=3)
+    jobs = workload(7, longest=30, vocab_size=1500, limit=2048, seed=3)
     with LLM(block_size=16, max_num_seqs=8) as plain, LLM(prefix_cache=True, block_size=16, max_num_seqs=8) as caching:
         assert run_jobs(plain, jobs) == run_jobs(caching, jobs)
         assert caching.prefix_cache_report.saved_tokens == 0
         assert caching.prefix_cache_report.queries > 0
+
+
+def test_hits_have_the_same_tokens_with_chunks_and_steps_in_flight() -> None:
+    """One sequence at a time, so that each prompt finds the same blocks."""
+    shared = prompt_of(90, 6)
+    prompts = [[*shared[:cut], *prompt_of(tail, 7 + tail)] for cut, tail in ((90, 3), (90, 9), (64, 1), (81, 30))]
+    runs = []
+    for settings in ({"overlap": False}, {"overlap": True}, {"overlap": True, "max_chunk": 11}):
+        with LLM(prefix_cache=True, block_size=8, max_num_seqs=1, **settings) as llm:
+            outputs = llm.generate(prompts, GREEDY)
+        runs.append([(output.token_ids, output.cached_tokens, output.replayed_tokens) for output in outputs])
+    assert [hit for _, hit, _ in runs[0]] == [0, *(saved(8, s, n) for s, n in ((90, 99), (64, 65), (81, 111)))]
+    assert runs[0] == runs[1] == runs[2]
 
 
 def test_reset_after_ten_of_twenty_tokens_changes_none() -> None:

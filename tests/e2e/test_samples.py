@@ -44,6 +44,7 @@ def test_samples_are_the_requests_with_their_seeds_and_share_the_prompt(overlap:
     assert all(len({c.token_ids for c in output.outputs}) > 1 for output in outputs)
 
 
+@pytest.mark.slow  # the token comparison has samples on a small pool, too
 def test_samples_on_a_pool_that_is_too_small_for_them_keep_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "SLOT_SHARE", 1.0)
     params = PARAMS.updated({"max_tokens": 20})

@@ -78,7 +78,10 @@ def block_bytes(driver: Driver, blocks: Sequence[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("shared", [7, 8, 9, 12, 24])
-@pytest.mark.parametrize(("block", "chunk"), [(8, 1), (8, 3), (8, 8), (4, 3), (4, 4096)])
+@pytest.mark.parametrize(
+    ("block", "chunk"),
+    [(8, 3), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((8, 1), (8, 8), (4, 3), (4, 4096)))],
+)
 def test_hit_of_a_shared_prefix_gives_the_rows_of_the_plain_rule(block: int, shared: int, chunk: int) -> None:
     driver = driver_of(block)
     first, second = fork(shared, [7, 10])
@@ -95,7 +98,7 @@ def test_hit_of_a_shared_prefix_gives_the_rows_of_the_plain_rule(block: int, sha
     assert torch.equal(block_bytes(driver, cold.blocks)[: hit // block], before[: hit // block])
 
 
-@pytest.mark.parametrize("variant", ["kvq", "released"])
+@pytest.mark.parametrize("variant", ["released", pytest.param("kvq", marks=pytest.mark.slow)])
 def test_hit_has_the_bits_of_a_run_with_the_windows_cut_by_hand(variant: str) -> None:
     """In the cache formats, too, where the oracle's rounding may fall elsewhere."""
     block = 8
@@ -120,7 +123,7 @@ def test_hit_has_the_bits_of_a_run_with_the_windows_cut_by_hand(variant: str) ->
     assert torch.equal(got, by_hand.model.logits(torch.cat(hidden)))
 
 
-@pytest.mark.parametrize("variant", ["kvq", "released"])
+@pytest.mark.parametrize("variant", ["released", pytest.param("kvq", marks=pytest.mark.slow)])
 def test_prefix_too_short_to_skip_anything_is_the_cold_run(variant: str) -> None:
     driver = driver_of(8, variant)
     first, second = fork(15, [7, 10])
@@ -133,7 +136,7 @@ def test_prefix_too_short_to_skip_anything_is_the_cold_run(variant: str) -> None
         assert torch.equal(core.logits(second, warm), core.logits(second, cold))
 
 
-@pytest.mark.parametrize("variant", ["plain", "released"])
+@pytest.mark.parametrize("variant", ["released", pytest.param("plain", marks=pytest.mark.slow)])
 def test_equal_prompts_after_the_first_are_equal_bit_for_bit(variant: str) -> None:
     driver = driver_of(8, variant)
     request = Forced(prompt(46), FOLLOW)
@@ -177,7 +180,7 @@ def test_ngram_ids_after_a_hit_are_those_of_the_cold_run(shared: int) -> None:
     assert warm.ngrams == {position: ids for position, ids in cold.ngrams.items() if position >= warm.start}
 
 
-@pytest.mark.parametrize("variant", ["plain", "released"])
+@pytest.mark.parametrize("variant", ["released", pytest.param("plain", marks=pytest.mark.slow)])
 def test_poisoned_units_change_nothing(variant: str) -> None:
     """Whatever a request gets, ring, state or block, is full of NaN bytes when it comes (invariant 37)."""
     block = 8
