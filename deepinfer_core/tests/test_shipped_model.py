@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,3 +57,13 @@ def test_preemption_equals_solo(solo: list[tuple[int, ...]], monkeypatch: pytest
         got, preemptions = tokens(max_num_seqs=3, kv_memory=8 * BLOCK_BYTES + 4 * SLOT_BYTES)
     assert preemptions > 0
     assert got == solo
+
+
+@pytest.mark.slow
+def test_target_between_tokens_equals_solo(
+    solo: list[tuple[int, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for origin in ("measured in", "read from"):
+        assert tokens(max_num_seqs=3, target_itl_ms=1)[0] == solo
+        assert f"step times {origin}" in capsys.readouterr().err

@@ -261,12 +261,6 @@ def test_config_with_unknown_lengths_names_the_field():
 # --- corrections of the curve ------------------------------------------------------------------------------------
 
 
-def probe_total(core_total, sizes, ms, corrections, n):
-    """What the reference decides for n requests with all-certain drafts."""
-    v = np.ones((n, K), np.float32)
-    return reference.total(v, sizes, ms, corrections.slope, corrections.sampler_ms(n))
-
-
 @pytest.mark.parametrize("count", [9, 10, 40, 5200])
 def test_observed_times_move_the_decision_as_the_reference_does(count):
     """Nothing shows slope and sampler time but what is decided, so the decision is compared for many curves."""

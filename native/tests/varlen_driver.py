@@ -45,11 +45,9 @@ class VarlenDriver(Driver):
         super().__init__(config, good_drafts)
         self.how = how
         self.device_corrects = device
-        self.confidence = {}  # uid -> of its newest drafts, on the device
-        self.sampled_uids = []  # rows of the step sampled last
-        self.last_confidence = None  # [N, K] of that step
+        self.last_confidence = None  # [N, K] of the step sampled last
+        self.last_accepted = None  # [N]
         self.records = []
-        self.rounds = {}  # uid -> confidences by commit, as the host knows them
         if curve is not None:
             self.core.set_verify_curve(*curve)
 
@@ -67,9 +65,9 @@ class VarlenDriver(Driver):
             emitted = [*out.verified_ids[rows[i][4] : rows[i][4] + added - 1], out.sampled_ids[i]] if added > 1 else []
             if not any(token in request.stop for token in emitted or [out.sampled_ids[i]]):
                 confidence[i] = confidences_of(uid, length, self.how)
-            self.confidence[uid] = confidence[i]
         out.confidence = confidence
         self.last_confidence = confidence
+        self.last_accepted = out.accepted
         return out
 
     def schedule(self, mode=None):
@@ -128,6 +126,10 @@ class VarlenDriver(Driver):
             request = self.follower.requests[uid]
             if not request.reason:
                 require(inputs.sample_pos[i] == len(request.history), "position of", uid)
+                # The bound that the host published, moved back by what the step before rejected (invariant 32).
+                start = int(o.seqlens_k[i]) - int(o.seqlens_q[i])
+                rejected = K - int(self.last_accepted[remap]) if remap >= 0 else 0
+                require(start - rejected == len(request.history) - 1, "corrected start of", uid)
             slot = int(o.draft_read_slot[i])
             expected = [slot * K + j for j in range(q - 1)] + [0]
             require(inputs.draft_rows[at : at + q].tolist() == expected, "draft rows of", uid, remap)
