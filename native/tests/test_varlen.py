@@ -75,11 +75,18 @@ class Ledger:
 
     def __init__(self):
         self.rounds = {}
+        self.lives = {}  # uid -> preemptions
 
-    def note(self, driver, batch_uids, confidence):
-        for uid, row in zip(batch_uids, confidence, strict=True):
-            if not driver.follower.requests[uid].reason:
+    def note(self, driver, committed):
+        """Commits of (uid, generation, confidences); those of an earlier life are discarded."""
+        for uid, generation, row in committed:
+            if not driver.follower.requests[uid].reason and generation == self.lives.get(uid, 0):
                 self.rounds.setdefault(uid, []).append(row.copy())
+
+    def forget(self, uids):
+        for uid in uids:
+            self.rounds.pop(uid, None)
+            self.lives[uid] = self.lives.get(uid, 0) + 1
 
     def expected(self, o):
         """(tokens, lengths) of a decode step."""
@@ -98,40 +105,49 @@ class Ledger:
         return total, reference.lengths(share, total)
 
 
+@pytest.mark.parametrize("blocks", [120, 34])
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("how", ["random", "ties"])
-def test_schedule_decides_by_the_round_before_and_shares_by_the_newest(depth, how):
-    driver = busy(VarlenDriver(varlen_config(depth=depth), how), n=12, tokens=24)
+def test_schedule_decides_by_the_round_before_and_shares_by_the_newest(depth, how, blocks):
+    driver = busy(VarlenDriver(varlen_config(depth=depth, num_blocks=blocks), how), n=14, tokens=40)
     ledger = Ledger()
-    commit = driver.commit
+    commit, schedule = driver.commit, driver.schedule
+    decided, mixed = [], 0
 
     def noted():
-        uids = [r[0] for r in driver.open[0][2]]
-        lasts = [bool(r[3]) or driver.open[0][1] == StepKind.DECODE for r in driver.open[0][2]]
-        before = {u for u in uids if driver.follower.requests[u].reason}
+        _, kind, rows = driver.open[0]
+        ended = {r[0] for r in rows if driver.follower.requests[r[0]].reason}
         batch = commit()
-        keep = [u for u, last in zip(uids, lasts, strict=True) if last and u not in before]
-        rows = [driver.last_confidence[i] for i, (u, last) in enumerate(zip(uids, lasts, strict=True)) if u in keep]
-        ledger.note(driver, keep, rows)
+        ledger.note(
+            driver,
+            [
+                (r[0], r[1], driver.last_confidence[i])
+                for i, r in enumerate(rows)
+                if (r[3] or kind == StepKind.DECODE) and r[0] not in ended
+            ],
+        )
         return batch
 
-    driver.commit = noted
-    schedule = driver.schedule
-    decided = []
-
     def compared(mode=None):
+        nonlocal mixed
         o = schedule(mode)
+        ledger.forget(o.preempted_uid.tolist())
         if o.num_reqs and o.kind == StepKind.DECODE:
             total, lengths = ledger.expected(o)
             require(o.num_batched_tokens == total, "tokens", o.num_batched_tokens, total, o.remap.tolist())
             require(o.seqlens_q.tolist() == lengths, "lengths", o.seqlens_q.tolist(), lengths)
             decided.append(total / o.num_reqs)
+            mixed += bool((o.remap >= 0).any() and (o.remap < 0).any())
         return o
 
-    driver.schedule = compared
+    driver.commit, driver.schedule = noted, compared
     driver.run()
     driver.require_expected()
     assert 1 < np.mean(decided) < K + 1
+    if blocks < 100:
+        assert driver.core.stats().preemptions > 0
+        # A request that was held does not continue the step in flight, and the others do.
+        assert (mixed > 0) == (depth == 2)
 
 
 def test_without_a_curve_every_draft_is_verified():
