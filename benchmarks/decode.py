@@ -1,11 +1,15 @@
 """Decode speed through the whole engine, and against computing the prefix anew for each token.
 
-    python benchmarks/decode.py [--batches 1,32] [--contexts 128,512,1024,1536] [--tokens 32] [--json FILE]
+    python benchmarks/decode.py [--batches 1,32] [--contexts 128,512,1024,1536] [--tokens 32] [--overlap on|off|both]
+                                [--json FILE]
 
 For each batch size and context, prompts of that many random tokens are prefilled and ``--tokens`` more are generated,
 greedily, the end token ignored. A step is the time from the moment when every request has token j to the moment when
 every request has token j + 1; the median counts. The time until every request has its first token is what each further
 token would cost if the prefix were computed anew. The machine's load is printed: other work makes all figures worse.
+
+``--overlap both`` runs two engines in turns, one with two steps in flight and one without, and prints how their steps
+compare: the median over the turns of the ratio of their medians.
 """  # fmt: skip
 
 from __future__ import annotations
@@ -86,8 +90,53 @@ def measure(llm: LLM, batch: int, context: int, tokens: int, repeats: int, vocab
     }
 
 
+def compare_overlap(on: LLM, off: LLM, batch: int, context: int, args: Any, vocab: int) -> dict[str, Any]:
+    """Both engines in turns, so that other work on the machine meets both."""
+    steps: dict[str, list[float]] = {"on": [], "off": []}
+    for turn in range(args.turns):
+        ids = prompts(batch, context, vocab, turn)
+        for name, llm in (("on", on), ("off", off)) if turn % 2 else (("off", off), ("on", on)):
+            times = arrivals(llm, ids, args.tokens + 1)
+            # The first step of two in flight brings no token; the one after the last brings no step.
+            steps[name].append((times[-1] - times[0]) / args.tokens)
+    ratios = [x / y for x, y in zip(steps["on"], steps["off"], strict=True)]
+    row: dict[str, Any] = {"batch": batch, "context": context, "turns": args.turns}
+    for name, values in steps.items():
+        row[f"{name}_step_ms"] = round(statistics.median(values) * 1e3, 3)
+        row[f"{name}_tokens_per_s"] = round(batch / statistics.median(values), 1)
+    return row | {"ratio": round(statistics.median(ratios), 4), "spread": [round(x, 4) for x in sorted(ratios)]}
+
+
 def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
+
+
+def open_llm(args: Any, overlap: bool) -> LLM:
+    return LLM(args.model, backend=args.backend, seed=0, num_threads=args.threads, overlap=overlap)
+
+
+def both(args: Any) -> None:
+    with open_llm(args, True) as on, open_llm(args, False) as off:
+        vocab = min(on.assembly.model.vocab_size, 1500)
+        for llm in (on, off):
+            arrivals(llm, prompts(1, 64, vocab, 99), 4)  # warm up
+        where, rows = machine(), []
+        print(", ".join(f"{k} {v}" for k, v in where.items()))
+        print(f"{'batch':>5} {'context':>7} {'on ms':>9} {'off ms':>9} {'on/off':>7}")
+        for batch, context in itertools.product(args.batches, args.contexts):
+            row = compare_overlap(on, off, batch, context, args, vocab)
+            rows.append(row)
+            print(
+                f"{batch:5d} {context:7d} {row['on_step_ms']:9.2f} {row['off_step_ms']:9.2f} {row['ratio']:7.3f}",
+                flush=True,
+            )
+        phases = {name: llm.times.as_record() for name, llm in (("on", on), ("off", off))}
+    write(args, {"machine": where, "overlap": rows, "phases_ns": phases})
+
+
+def write(args: Any, report: dict[str, Any]) -> None:
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -99,9 +148,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32, help="decode steps a run")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--overlap", choices=("on", "off", "both"), default="on", help="two steps in flight, or one")
+    parser.add_argument("--turns", type=int, default=7, help="of each engine, with --overlap both")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     args = parser.parse_args()
-    with LLM(args.model, backend=args.backend, seed=0, num_threads=args.threads) as llm:
+    if args.overlap == "both":
+        both(args)
+        return
+    with open_llm(args, args.overlap == "on") as llm:
         vocab = min(llm.assembly.model.vocab_size, 1500)
         arrivals(llm, prompts(1, 64, vocab, 99), 4)  # warm up
         where = machine()
@@ -117,8 +171,7 @@ def main() -> None:
                     f" {row['recompute_ms']:9.1f} {row['ratio']:7.1f}",
                     flush=True,
                 )
-    if args.json:
-        args.json.write_text(json.dumps({"machine": where, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    write(args, {"machine": where, "rows": rows})
 
 
 if __name__ == "__main__":
