@@ -77,7 +77,7 @@ class CanonicalSampler:
         n, device = len(step), logits.device
         logits, hidden_nan = _suppress(logits, step)
         logits = logits[:, : self.vocab_size]
-        rows = slice(n) if step.rows is None else torch.from_numpy(step.rows.astype(np.int64)).to(device)
+        rows = slice(n) if step.rows is None else shortcuts.upload(step.rows.astype(np.int64), device)
         logits = logits[rows]
         if hidden_nan is not None:
             hidden_nan = hidden_nan[rows]
@@ -88,7 +88,7 @@ class CanonicalSampler:
         if failed is not None:  # such a row runs along with harmless values, and its token is replaced at the end
             logits, peaks = logits.masked_fill(failed.unsqueeze(1), 0.0), peaks.masked_fill(failed, 0.0)
         ids, logprobs = best.to(torch.int32), torch.zeros(n, device=device)
-        forced = None if step.forced is None else torch.from_numpy(step.forced).to(device)
+        forced = None if step.forced is None else shortcuts.upload(step.forced, device)
         if forced is not None:  # all the mass of a greedy row is on its best token
             logprobs.masked_fill_((forced >= 0) & (forced != ids), float("-inf"))
             ids = torch.where(forced >= 0, forced, ids)
@@ -118,10 +118,10 @@ class CanonicalSampler:
         size = max(1, limit // self.vocab_size)
         for start in range(0, len(drawn), size):
             rows = drawn[start : start + size]
-            index = torch.from_numpy(rows).to(device)
+            index = shortcuts.upload(rows, device)
             x, x_peaks = (logits, peaks) if len(rows) == len(logits) else (logits[index], peaks[index])
             distribution = process(x, x_peaks, _filters(step, rows, self.vocab_size, device))
-            tokens = draw(distribution.probabilities, torch.from_numpy(keys[start : start + size]).to(device))
+            tokens = draw(distribution.probabilities, shortcuts.upload(keys[start : start + size], device))
             if forced is not None:
                 wanted = forced[index]
                 tokens = torch.where(wanted >= 0, wanted.long(), tokens)
@@ -133,7 +133,7 @@ def _suppress(logits: torch.Tensor, step: StepParameters) -> tuple[torch.Tensor,
     """Mask the suppressed tokens in a copy. Also returns the rows in which the mask hides a NaN: bool ``[R]``."""
     if step.suppressed is None:
         return logits, None
-    pairs = torch.from_numpy(step.suppressed.astype(np.int64)).to(logits.device)
+    pairs = shortcuts.upload(step.suppressed.astype(np.int64), logits.device)
     rows, tokens = pairs[:, 0], pairs[:, 1]
     hidden = torch.zeros(len(logits), dtype=torch.int32, device=logits.device)
     hidden.index_add_(0, rows, logits[rows, tokens].isnan().to(torch.int32))
@@ -166,7 +166,7 @@ def _filters(step: StepParameters, rows: npt.NDArray[np.intp], vocab_size: int, 
     """The parameters of ``rows`` on ``device``, with filters that no row needs left out."""
 
     def put(array: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(array).to(device)
+        return shortcuts.upload(array, device)
 
     top_p, top_k, min_p = step.top_p[rows], step.top_k[rows].astype(np.int64), step.min_p[rows]
     top_k = np.where((top_k < 1) | (top_k > vocab_size), vocab_size, top_k)

@@ -1,4 +1,4 @@
-"""Questions about values that save work where asking is free, which is on the host.
+"""What depends on where tensors live: above all questions that save work where asking is free, on the host.
 
 On an accelerator the answer would stop the host until everything launched before has run. There nothing is asked and
 the general path runs; it gives the same values.
@@ -38,6 +38,11 @@ def as_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """A host tensor as an array that shares its memory."""
     array: npt.NDArray[Any] = tensor.numpy()
     return array
+
+
+def upload(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """A small host array on ``device``, behind what is queued there: the host does not wait for the copy."""
+    return torch.from_numpy(array).to(device, non_blocking=True)
 
 
 def result(tensor: torch.Tensor) -> Any:

@@ -60,10 +60,12 @@ def feed_tokens(
         ids = current[row, local]
     out = {"input_ids": ids.contiguous()}
     if ngram_win is not None and ngram_table is not None:
-        rejected = torch.full((n,), q - 1, dtype=torch.long, device=fresh.device)
-        if accepted is not None and q > 1:
-            taken = accepted.reshape(-1)[source].long().clamp(0, q - 1)
-            rejected = torch.where(mapped, rejected - taken, rejected)
+        rejected = None
+        if q > 1:
+            rejected = torch.full((n,), q - 1, dtype=torch.long, device=fresh.device)
+            if accepted is not None:
+                taken = accepted.reshape(-1)[source].long().clamp(0, q - 1)
+                rejected = torch.where(mapped, rejected - taken, rejected)
         grams = _ngram_windows(current, rejected, ngram_win, ngram_table, ngram_pad)
         flat = grams.reshape(n * q, -1) if row is None else grams[row, local]
         out["ngram_token_ids"] = flat.contiguous()
@@ -115,23 +117,27 @@ def _current_tokens(
             columns.append(fresh.new_full((n, q - 1), vocab_size - 1))
         else:
             columns.append(drafts[source].to(torch.int32).reshape(n, q - 1))
-    known = torch.cat(columns, dim=1)
+    known = columns[0] if q == 1 else torch.cat(columns, dim=1)
     known = known.masked_fill((known < 0) | (known >= vocab_size), vocab_size - 1)
-    return torch.where(mapped.unsqueeze(1), known, fresh), mapped, source
+    return known if remap is None else torch.where(mapped.unsqueeze(1), known, fresh), mapped, source
 
 
-def _ngram_windows(current: Tensor, rejected: Tensor, win: Tensor, table: Tensor, pad: int) -> Tensor:
-    """Compressed ids, newest first, int32 ``[N, Q, G]`` (``spec/engine.md`` 6.4)."""
+def _ngram_windows(current: Tensor, rejected: Tensor | None, win: Tensor, table: Tensor, pad: int) -> Tensor:
+    """Compressed ids, newest first, int32 ``[N, Q, G]`` (``spec/engine.md`` 6.4). ``rejected``: None without drafts."""
     n, q = current.shape
     g = win.shape[1] - (q - 1) + 1
     if g < 1 or win.shape[0] != n:
         raise shape_error("meta.feed_tokens", "ngram_win", f"[{n}, K + G - 1] with K = {q - 1}", list(win.shape))
     known = current < table.shape[0]
     tokens = table[current.long().clamp(max=table.shape[0] - 1)].masked_fill(~known, -1)
-    # One line a request: history and accepted drafts, then the tokens of this step; row j looks back from q_at + j.
-    at = torch.arange(g - 1, device=win.device) + (q - 1) - rejected.unsqueeze(1)
-    line = torch.cat([win.gather(1, at), tokens], dim=1)
-    back = torch.arange(q, device=win.device).unsqueeze(1) + (g - 1) - torch.arange(g, device=win.device)
-    grams = line[:, back]
+    # One line a request: G - 1 ids of history and accepted drafts, then the tokens of this step. Row j looks back in it
+    # from column G - 1 + j.
+    if rejected is None:
+        grams = torch.cat([win, tokens], dim=1).flip(1).unsqueeze(1)
+    else:
+        at = torch.arange(g - 1, device=win.device) + (q - 1) - rejected.unsqueeze(1)
+        line = torch.cat([win.gather(1, at), tokens], dim=1)
+        back = torch.arange(q, device=win.device).unsqueeze(1) + (g - 1) - torch.arange(g, device=win.device)
+        grams = line[:, back]
     dead = torch.cumsum((grams < 0).to(torch.int32), dim=2) > 0
     return grams.masked_fill(dead, pad)
