@@ -43,6 +43,7 @@ def combine(case: Case, runs: list[dict[str, Any]]) -> dict[str, Any]:
     """One row of the report: medians over the runs of a case, and the best one of what the targets are about."""
     out: dict[str, Any] = {"name": case.name, "group": case.group, "seqs": case.seqs, "k": case.draft}
     out |= {"runs": len(runs), "core_us_a_seq_best": round(min(r["core_us_a_seq"] for r in runs), 4)}
+    out["pack_us_runs"] = [r["us"]["pack"] for r in runs]
     for key, first in runs[-1].items():
         if isinstance(first, dict):
             out[key] = {k: middle([r[key].get(k) for r in runs]) for k in first}
@@ -132,17 +133,17 @@ def advance(pipeline: Pipeline, work: Workload, table: Table) -> None:
 def summarise(table: Table) -> dict[str, Any]:
     """Microseconds a step, by phase and for each sequence; decode steps where there are any, prefill ones beside."""
     is_decode = table[:, Timed._fields.index("kind")] == int(StepKind.DECODE)
-    chosen = table[is_decode] if is_decode.any() else table
-    undisturbed = chosen[:, Timed._fields.index("switches")] == 0
-    if undisturbed.any():
-        chosen = chosen[undisturbed]
+    wanted = is_decode if is_decode.any() else ~is_decode
+    taken = table[:, Timed._fields.index("switches")] > 0
+    disturbed = taken | np.concatenate([[False], taken[:-1]])  # and the step after it, which finds cold caches
+    chosen = table[wanted & ~disturbed] if (wanted & ~disturbed).any() else table[wanted]
     times, rows = chosen[:, : len(PHASES)] / 1e3, chosen[:, Timed._fields.index("rows")]
     total = times.sum(axis=1)
     core = times[:, [PHASES.index(p) for p in ("schedule", "commit", "emit")]].sum(axis=1)
     at = {name: float(np.median(times[:, i])) for i, name in enumerate(PHASES)}
     out: dict[str, Any] = {
         "steps": len(chosen),
-        "steps_disturbed": int((~undisturbed).sum()),  # left out: the system took the core away in them
+        "steps_disturbed": int((wanted & disturbed).sum()),  # left out: the system took the core away
         "rows": float(np.median(rows)),
         "us": at,
         "total_us": float(np.median(total)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,5 +60,9 @@ def growth_exponent(rows: Rows, k: int) -> float | None:
 
 
 def context_slope(rows: Rows) -> float | None:
+    """Median over the turns of the ratio of two runs that followed each other: a busy moment touches both."""
     short, long = (rows.get(f"context-{k}k") for k in (4, 128))
-    return round(long["us"]["pack"] / short["us"]["pack"], 3) if short and long else None
+    if not short or not long:
+        return None
+    ratios = [b / a for a, b in zip(short["pack_us_runs"], long["pack_us_runs"], strict=True)]
+    return round(statistics.median(ratios), 3)
