@@ -246,6 +246,7 @@ TOY_HINTS = SchedulerHints(
     max_model_len=256,
     vocab_size=VOCAB,
     inputs="InputMetadataV41",
+    prefix_replay=True,
 )
 
 

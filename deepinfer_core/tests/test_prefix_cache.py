@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 from engine_toys import (
     BLOCK,
     RING,
+    TOY_HINTS,
     WINDOW,
     Faulty,
     ToyModel,
@@ -27,7 +29,7 @@ from engine_toys import (
     toy_llm,
 )
 
-from deepinfer_core.errors import ConfigError, EngineError
+from deepinfer_core.errors import ConfigError, EngineError, NotSupported
 from deepinfer_core.llm import LLM
 from deepinfer_core.sampling_params import SamplingParams
 
@@ -233,6 +235,22 @@ def test_setting_under_which_nothing_can_hit_is_refused_with_the_numbers() -> No
     with caching(max_model_len=10) as llm:
         (prompt,) = prompts_of(1, 9)
         assert [llm.generate([prompt], GREEDY)[0].cached_tokens for _ in range(2)] == [0, 2]
+
+
+def test_model_that_cannot_go_on_at_a_prefix_is_refused() -> None:
+    hints = attrs.evolve(TOY_HINTS, prefix_replay=False)
+    with pytest.raises(NotSupported, match="cannot go on at a reused prefix"):
+        toy_llm(prefix_cache=True, parts={"hints": hints})
+
+
+@pytest.mark.parametrize("length", [8, 9, 12, 13])
+def test_prompts_that_differ_in_one_token_do_not_meet(length: int) -> None:
+    (prompt,) = prompts_of(1, length + 8)
+    with caching() as llm:
+        for place in range(length):
+            other = [*prompt]
+            other[place] ^= 1
+            assert ids([llm.generate([p], GREEDY)[0] for p in (prompt, other)]) == [plain(prompt), plain(other)]
 
 
 def test_record_says_what_was_saved() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from attrs import frozen
 
 from deepinfer_core.config import EngineConfig
-from deepinfer_core.errors import ConfigError
+from deepinfer_core.errors import ConfigError, NotSupported
 from deepinfer_core.types import CacheSpec, ModelCard, SchedulerHints
 
 EDGE_BYTES = 1 << 16
@@ -60,10 +60,17 @@ def fingerprint(
 
 
 def check_prefix_cache(hints: SchedulerHints, *, block_size: int, num_blocks: int, max_model_len: int) -> None:
-    """Raise ConfigError for a setting under which no prompt can ever be found in the cache.
+    """Raise NotSupported for a model that cannot go on at a reused prefix, ConfigError where no prompt can ever hit.
 
     A hit is a whole number of blocks, its last ``window`` positions run again, and one token must be left to run.
     """
+    if not hints.prefix_replay:
+        raise NotSupported(
+            "prefix_cache is on, but the model cannot go on at a reused prefix",
+            reason="its plugin gives no hint prefix_replay: what it keeps outside cache blocks would be missing",
+            remedy="leave --prefix-cache out",
+            details={"field": "prefix_cache"},
+        )
     hit = (hints.window // block_size + 1) * block_size
     longest = min((num_blocks - 1) * block_size, max_model_len - 1)
     if hit + 1 <= longest:

@@ -103,6 +103,10 @@ class SchedulerHints:
     """The richest input record any plugin reads; the packer fills no more than that."""
     index_topk: int = 0
     """Compressed entries that a query attends to at most where there is an indexer; 0 = not told. For cost models."""
+    prefix_replay: bool = False
+    """The model can take up a sequence at a reused prefix (``spec/engine.md`` 2.10): whatever it keeps outside blocks
+    is rebuilt by running the last ``window`` positions again, with windows cut at their start and no store to the
+    blocks. Without it the prefix cache is refused."""
 
 
 @frozen

@@ -146,6 +146,7 @@ def deepinfer_scheduler_hints(match: ModelMatch, backend: Backend) -> SchedulerH
         vocab_size=min(model.vocab_size, len(tables.token_map)),
         inputs="InputMetadataV41",
         index_topk=model.index_topk,
+        prefix_replay=True,
     )
 
 
