@@ -38,6 +38,7 @@ class Case:
     shared: int = 0
     share: float = 0.0
     inputs: str = "v41"  # common, v41, v41+ngram
+    validation: str = "boundary"
     varlen: bool = False
     interval: int = 70  # decode steps between two attempts at a prefill step
     burst: int = 0  # prefill steps in a row while somebody decodes, 0 = any number
@@ -85,7 +86,7 @@ class Case:
             "max_num_seqs": self.seqs,
             "num_draft": self.draft,
             "depth": 2,
-            "validation": "boundary",
+            "validation": self.validation,
             "prefill_watermark": self.watermark,
             "max_prefill_burst": self.burst,
             "prefill_interval_all": self.interval,
@@ -115,7 +116,7 @@ def decode_cases() -> list[Case]:
 
 
 def other_cases() -> list[Case]:
-    """(b) to (g), and the cost of each input record."""
+    """(b) to (g), and what each input record and each validation level costs."""
     long = [Case(f"context-{n >> 10}k", "context", 64, prompt=n) for n in (4096, 32768, 131072)]
     inputs = [Case(f"inputs-{kind}", "inputs", 256, inputs=kind) for kind in ("common", "v41", "v41+ngram")]
     pressure = Case("pressure-256", "pressure", 256, load="closed", prompt=512, output=512)
@@ -133,6 +134,11 @@ def other_cases() -> list[Case]:
             for n in (256, 1024)
         ],
         *inputs,
+        *[
+            Case(f"validate-{level}-k{k}", "validation", 256, draft=k, accepted=a, validation=level)
+            for k, a in ((0, 0), (5, 2))
+            for level in ("off", "boundary", "full")
+        ],
     ]
 
 

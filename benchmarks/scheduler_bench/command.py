@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
         return draw(options.json, options.plot)
     if options.list:
         for c in cases:
-            print(f"{c.name:16} {c.group}")
+            print(f"{c.name:20} {c.group}")
         return 0
     if options.worker:
         return work(cases, options.seed)
@@ -132,17 +132,17 @@ def against_revision(options: argparse.Namespace, cases: list[Case]) -> int:
     passed = ["--smoke"] if options.smoke else []
     passed += ["--steps", str(options.steps)] if options.steps else []
     found, one_sided = against.compare(site, [c.name for c in cases], passed, options.runs or 5)
-    print(f"{'case':16} {'here us':>10} {commit[:8]:>10} {'ratio':>7} {'best':>7}")
+    print(f"{'case':20} {'here us':>10} {commit[:8]:>10} {'ratio':>7} {'best':>7}")
     worse = []
     for c in found:
         is_worse = options.max_regression is not None and c.regresses(options.max_regression)
         worse += [c.name] if is_worse else []
         print(
-            f"{c.name:16} {c.ours_us:10.2f} {c.theirs_us:10.2f} {c.ratio:7.3f} {c.best_ratio:7.3f}"
+            f"{c.name:20} {c.ours_us:10.2f} {c.theirs_us:10.2f} {c.ratio:7.3f} {c.best_ratio:7.3f}"
             + ("  regression" if is_worse else "")
         )
     for name in one_sided:
-        print(f"{name:16} not compared: one of the two cannot run it")
+        print(f"{name:20} not compared: one of the two cannot run it")
     if options.json:
         write(options.json, {"machine": machine.describe(), "against": commit, "cases": [asdict(c) for c in found]})
     if worse:
@@ -163,8 +163,8 @@ def run(cases: list[Case]) -> tuple[list[dict[str, Any]], dict[str, str]]:
     print(report.HEADER)
     for row in rows:
         print(report.line(row))
-        if row["group"] not in ("decode", "inputs"):
+        if row["group"] not in ("decode", "inputs", "validation"):
             print(report.details(row))
     for name, why in absent.items():
-        print(f"{name:16} not run: {why}")
+        print(f"{name:20} not run: {why}")
     return rows, absent

@@ -8,7 +8,7 @@ from .pipeline import PHASES
 from .targets import Verdict
 
 HEADER = (
-    f"{'case':16} {'rows':>6} {'K':>2} " + " ".join(f"{p[:9]:>9}" for p in (*PHASES,)) + f" {'total':>9} {'p99':>9}"
+    f"{'case':20} {'rows':>6} {'K':>2} " + " ".join(f"{p[:9]:>9}" for p in (*PHASES,)) + f" {'total':>9} {'p99':>9}"
     f" {'s+c+e/seq':>10} {'pack/seq':>9}"
 )
 
@@ -17,7 +17,7 @@ def line(row: dict[str, Any]) -> str:
     """One case, microseconds."""
     phases = " ".join(f"{row['us'][p]:9.2f}" for p in PHASES)
     return (
-        f"{row['name']:16} {row['rows']:6.0f} {row['k']:2d} {phases} {row['total_us']:9.2f} {row['p99_us']:9.2f}"
+        f"{row['name']:20} {row['rows']:6.0f} {row['k']:2d} {phases} {row['total_us']:9.2f} {row['p99_us']:9.2f}"
         f" {row['core_us_a_seq']:10.4f} {row['pack_us_a_seq']:9.4f}"
     )
 
@@ -36,7 +36,7 @@ def details(row: dict[str, Any]) -> str:
         f"pool {100 * row['pool_used']:.0f} % used, rss {row['rss_mib']:.0f} MiB ({row['rss_mib_grown']:+.1f})"
     )
     parts.append(f"{row['tokens_a_step']:.1f} tokens a step")
-    return f"{'':16} " + ", ".join(parts)
+    return f"{'':20} " + ", ".join(parts)
 
 
 def target_lines(found: list[Verdict]) -> list[str]:

@@ -40,6 +40,8 @@ def verdicts(rows: Rows) -> list[Verdict]:
         out.append(Verdict(f"pack, N = {n}, K = 0", "us a sequence", 0.05, measured))
     out.append(Verdict("pack at 128k / pack at 4k tokens of context", "ratio", 1.05, context_slope(rows)))
     for k in (0, 5):
+        out.append(Verdict(f"boundary checks, N = 256, K = {k}", "share of a step", 0.03, check_share(rows, k)))
+    for k in (0, 5):
         out.append(Verdict(f"growth exponent, N = 256 .. 4096, K = {k}", "", 1.1, growth_exponent(rows, k)))
     for name in ("decode-1-k0", "decode-256-k0", "decode-1024-k0", "decode-4096-k0", "decode-256-k5"):
         out.append(Verdict(f"p99 / p50, {name}", "", 2.0, get(rows, name, "p99_over_p50")))
@@ -57,6 +59,12 @@ def growth_exponent(rows: Rows, k: int) -> float | None:
         return None
     n, us = np.log(np.array(points, float)).T
     return round(float(np.polyfit(n, us, 1)[0]), 3)
+
+
+def check_share(rows: Rows, k: int) -> float | None:
+    """Of the host time of a step that is spent on boundary validation (``spec/engine.md`` 6.9)."""
+    plain, checked = (get(rows, f"validate-{level}-k{k}", "total_us") for level in ("off", "boundary"))
+    return round(1 - plain / checked, 3) if plain and checked else None
 
 
 def context_slope(rows: Rows) -> float | None:
