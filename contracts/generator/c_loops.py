@@ -29,6 +29,7 @@ class Scratch:
     known: dict[Expr, str] = field(factory=dict)  # scalars already computed: the rule and its witness share them
     counter: int = 0
     on_undefined: str = ""  # statement when an element does not exist
+    natural: set[tuple[str, str]] = field(factory=set)  # int32 arrays that earlier rules proved to have nothing below 0
 
     def fresh(self, prefix: str) -> str:
         self.counter += 1
@@ -123,6 +124,10 @@ class Loop:
         if e.op == "len":
             return self.length(x)
         if e in s.known:
+            return s.known[e]
+        if e.op in ("min", "max") and self.is_i32(x):
+            k = s.array(x.owner, x.name)
+            s.known[e] = f"di_{'least' if e.op == 'min' else 'greatest'}(f{k}, n{k})"
             return s.known[e]
         inner = Loop(s, stop="break;")
         value = inner.element(x, "i")
@@ -221,15 +226,45 @@ class Loop:
                 return self.repeat(e.args[0], e.args[1])
             case "ramp":
                 return self.repeat(None, e.args[0])
-        args = [self.element(a, i, count) for a in e.args]
-        if e.op in COMPARE and all(self.is_narrow(a) for a in e.args):
-            args = [f"(int32_t)({a})" for a in args]
+        if e.op in COMPARE:
+            return self.compare(e, i, count)
+        return self.combine(e, [self.element(a, i, count) for a in e.args])
+
+    def compare(self, e: Expr, i: str, count: bool) -> str:
+        """A comparison, in 32 bits where both sides fit them: wider lanes cost twice and more."""
+        a, b = e.args
+        if a.op == "diff" and b.op == "const" and e.op == ">=" and b.number in (0, 1):
+            # No difference, which might not fit: neighbours are compared.
+            self.lengths += [self.length(a)] if count else []
+            cast = "(int32_t)" if self.is_i32(a.args[0]) else ""
+            after, before = (f"{cast}{self.element(a.args[0], at, False)}" for at in (f"({i} + 1)", i))
+            return self.combine(Expr(">" if b.number else ">=", "bool", True), [after, before])
+        if a.vector and not b.vector and e.kind == "bool" and e.op in ("<", "<=", ">", ">=") and a.kind == "int":
+            core, bound = a, b
+            while core.op == "+" and core.args[0].vector and not core.args[1].vector:
+                core, bound = core.args[0], Expr("-", "int", args=(bound, core.args[1]))
+            if self.is_narrow(core) and not self.is_narrow(bound):
+                if e.op in ("<", ">"):
+                    bound = Expr("-" if e.op == "<" else "+", "int", args=(bound, Expr("const", number=1)))
+                strict = {"<": "<=", ">": ">="}.get(e.op, e.op)
+                return self.combine(
+                    Expr(strict, "bool", True),
+                    [f"(int32_t)({self.element(core, i, count)})", f"di_narrow({self.hoist(bound)})"],
+                )
+        args = [self.element(x, i, count) for x in e.args]
+        if all(self.is_narrow(x) for x in e.args):
+            args = [f"(int32_t)({x})" for x in args]
         return self.combine(e, args)
+
+    def is_i32(self, e: Expr) -> bool:
+        return e.op == "field" and e.column < 0 and self.scratch.field_of(e.owner, e.name).dtype == "i32"
 
     def is_narrow(self, e: Expr) -> bool:
         """Whether every value fits 32 bits, so that a comparison needs no 64-bit arithmetic."""
         if e.op in ("field", "scalar") and e.kind == "int":
             return self.scratch.field_of(e.owner, e.name).dtype in ("u8", "i8", "u16", "i16", "i32")
+        if e.op == "-" and e.vector:  # of two numbers that are not negative
+            return all(self.is_i32(a) and (a.owner, a.name) in self.scratch.natural for a in e.args)
         return e.op == "limit" or (e.op == "const" and e.kind == "int" and abs(e.number) < 1 << 31)
 
     def hoist(self, e: Expr) -> str:

@@ -34,6 +34,57 @@ static inline int64_t di_index(int64_t i, int64_t n)
 #define DI_VECTORISE
 #endif
 
+/* A bound of 32-bit values: one outside of their range holds for all or for none of them. */
+static inline int32_t di_narrow(int64_t x) { return (int32_t)di_max(INT32_MIN, di_min(INT32_MAX, x)); }
+
+/* Whether every x is in [low, high]; the bounds may lie outside of the type. One function for each type, because lanes
+ * as narrow as the values are what makes the loop fast. */
+#define DI_IN_RANGE(name, type, least, most)                                                                    \\
+    DI_VECTORISE static inline bool name(const type *x, int64_t n, int64_t low, int64_t high)                    \\
+    {                                                                                                           \\
+        if (n > 0 && (low > (most) || high < (least) || low > high)) return false;                              \\
+        const type a = (type)di_max(low, (least)), b = (type)di_min(high, (most));                              \\
+        type out = 0;                                                                                           \\
+        for (int64_t i = 0; i < n; i++) out = (type)(out | ((x[i] < a) | (x[i] > b)));                           \\
+        return out == 0;                                                                                        \\
+    }
+DI_IN_RANGE(di_in_range_u8, uint8_t, 0, UINT8_MAX)
+DI_IN_RANGE(di_in_range_i8, int8_t, INT8_MIN, INT8_MAX)
+DI_IN_RANGE(di_in_range_u16, uint16_t, 0, UINT16_MAX)
+DI_IN_RANGE(di_in_range_i16, int16_t, INT16_MIN, INT16_MAX)
+
+/* The same for every width-th value from x on: a column of a table. */
+DI_VECTORISE static inline bool di_in_range_column(const int32_t *x, int64_t n, int width, int64_t low, int64_t high)
+{
+    const int32_t a = di_narrow(low), b = di_narrow(high);
+    if (n > 0 && (low > a || high < b || low > high)) return false;
+    int32_t out = 0;
+    for (int64_t i = 0; i < n; i++) out |= (x[i * width] < a ? 1 : 0) | (x[i * width] > b ? 1 : 0);
+    return out == 0;
+}
+
+/* NaN is in no range. */
+DI_VECTORISE static inline bool di_in_range_f32(const float *x, int64_t n, float low, float high)
+{
+    int32_t out = 0;
+    for (int64_t i = 0; i < n; i++) out |= (x[i] >= low ? 0 : 1) | (x[i] <= high ? 0 : 1);
+    return out == 0;
+}
+
+/* Least and greatest value, 0 if there is none. */
+DI_VECTORISE static inline int64_t di_least(const int32_t *x, int64_t n)
+{
+    int32_t out = n > 0 ? x[0] : 0;
+    for (int64_t i = 1; i < n; i++) out = x[i] < out ? x[i] : out;
+    return out;
+}
+DI_VECTORISE static inline int64_t di_greatest(const int32_t *x, int64_t n)
+{
+    int32_t out = n > 0 ? x[0] : 0;
+    for (int64_t i = 1; i < n; i++) out = x[i] > out ? x[i] : out;
+    return out;
+}
+
 /* Whether every x is in [low, high]; the bounds may lie outside of 32 bits. */
 DI_VECTORISE static bool di_in_range(const int32_t *x, int64_t n, int64_t low, int64_t high)
 {
@@ -111,8 +162,15 @@ typedef struct di_site { /* what is being checked, for the message */
     uint64_t step_id;
 } di_site;
 
+/* Cold: else what follows hundreds of possible returns counts as rare, and is made small instead of fast. */
+#if defined(__GNUC__)
+#define DI_COLD __attribute__((cold, noinline))
+#else
+#define DI_COLD
+#endif
+
 /* Fills *error and returns DI_E_CONTRACT. index -1: no element. */
-static int di_violation(di_error *error, di_site at, int64_t index, double value, bool whole, int64_t exact)
+DI_COLD static int di_violation(di_error *error, di_site at, int64_t index, double value, bool whole, int64_t exact)
 {
     if (error == NULL) return DI_E_CONTRACT;
     char where[48] = "", what[48] = "", step[40] = "";
@@ -131,6 +189,16 @@ static int di_violation(di_error *error, di_site at, int64_t index, double value
     if (at.step_id != 0) snprintf(step, sizeof step, " in step %llu", (unsigned long long)at.step_id);
     snprintf(error->message, sizeof error->message, "%s%s = %s%s violates '%s'", at.name, where, what, step, at.text);
     return DI_E_CONTRACT;
+}
+
+/* The usual array: present, contiguous, with data. */
+static inline bool di_is_plain(const di_view *v, int32_t dtype, int32_t ndim)
+{
+    if (!(v->flags & DI_VIEW_PRESENT) || v->dtype != dtype || v->ndim != ndim || v->data == NULL) return false;
+    if (v->shape[0] < 0 || v->shape[0] > INT32_MAX) return false;
+    if (ndim == 1) return v->stride[0] == 1;
+    const int64_t width = v->shape[1];
+    return ndim == 2 && width >= 0 && width <= INT32_MAX && v->stride[1] == 1 && v->stride[0] == width;
 }
 
 /* 0 = in order; else what is wrong: 1 presence, 2 dtype, 3 dimensions, 4 strides. */

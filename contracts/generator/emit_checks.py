@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from generator.c_loops import Loop, Scratch, c_type, dim_name
 from generator.c_prelude import PRELUDE
+from generator.c_ranges import natural_of, part_of, range_test
 from generator.emit_c import BANNER
 from generator.expr import Expr
 from generator.presence import presence_of
@@ -25,8 +26,10 @@ class _Emitter:
         self.context = schema.contract(name) if name else None
         self.number = {n: i for i, (n, _) in enumerate(c.links)}
 
+        self.natural: set[tuple[str, str]] = set()
+
     def scratch(self) -> Scratch:
-        return Scratch(self.c, self.context)
+        return Scratch(self.c, self.context, natural=self.natural)
 
     def site(self, f: Field, check: int, text: str) -> str:
         key = {"": "-1", "ratio": "(int32_t)r", "draft_step": "(int32_t)j"}[f.per]
@@ -85,8 +88,10 @@ class _Emitter:
                 [f"fault == {k + 1} ? {_quote(t)}" for k, t in enumerate(texts[:-1])] + [_quote(texts[-1])]
             )
             site = self.site(f, -1, "@").replace('"@"', sites)
+            plain = f"di_is_plain(&{s.path('', f.name)}, DI_DTYPE_{f.dtype.upper()}, {len(f.shape or ())})"
             out += [
                 opening,
+                f"if (({ok}) && {plain}) continue;",
                 (
                     f"int64_t value; const int fault = di_view_fault(&{s.path('', f.name)}, {ok}, {need},"
                     f" DI_DTYPE_{f.dtype.upper()}, {len(f.shape or ())}, &value);"
@@ -209,23 +214,31 @@ class _Emitter:
 
     def every(self, rule: Rule, s: Scratch, site: str) -> None:
         loop = Loop(s)
-        condition = loop.element(rule.body[0], "i")
+        body = rule.body[0]
+        condition = loop.element(body, "i")
         shown = loop.element(rule.witness, "i", False) if rule.witness.random else ""
         if not loop.statements:
             # Branch-free so that compilers vectorise it; the slow search runs only for a violation.
-            n = loop.bound()
-            bounds = self.range_of(rule.body[0], s)
-            if bounds:
-                s.lines.append(f"if (di_in_range({bounds})) continue;")
+            n, first = loop.bound(), "0"
+            part = part_of(body)
+            if part is not None:
+                body, limit = body.args[1], f"di_min({n}, di_max({loop.hoist(part.args[1])}, 0))"
+                first, n = ("0", limit) if part.op == "<" else (limit, n)
+                condition = loop.element(body, "i", False)
+            s.lines.append(f"const int64_t first = {first}, n = {n}; int32_t wrong = 0;")
+            test = range_test(body, s)
+            if test:
+                s.lines.append(f"if ({test}) continue;")
             s.lines += [
-                f"const int64_t n = {n}; int ok = 1;",
-                f"for (int64_t i = 0; i < n; i++) ok &= {condition};",
-                "if (!ok) for (int64_t i = 0; i < n; i++)",
+                f"for (int64_t i = first; i < n; i++) wrong |= {condition} ? 0 : 1;",
+                "if (wrong) for (int64_t i = first; i < n; i++)",
                 f"if (!{condition}) {self.report(site, 'i', rule.witness, shown)}",
             ]
             differing = loop.differing()
             if differing != "0":
                 s.lines.append(f"if ({differing}) {self.past_end(rule, s, site)}")
+            if not rule.guards and not rule.full and part is None:
+                self.natural |= natural_of(body, self.natural)
             return
         if shown:
             loop.statements = [line.replace(loop.stop, f"bad = i; shown = {shown}; break;") for line in loop.statements]
@@ -243,29 +256,6 @@ class _Emitter:
             *loop.after,
             f"if ({loop.differing()}) {self.past_end(rule, s, site)}",
         ]
-
-    def range_of(self, e: Expr, s: Scratch) -> str:
-        """Arguments of `di_in_range` if ``e`` bounds one int32 field by scalars, else ""."""
-        parts = e.args if e.op == "and" else (e,)
-        sides = []  # (field, bound, whether the field is below it, strictly)
-        for part in parts:
-            if part.op not in ("<", "<=", ">", ">=") or part.args[0].vector == part.args[1].vector:
-                return ""
-            x, bound = part.args if part.args[0].vector else part.args[::-1]
-            if x.op != "field" or x.column >= 0 or s.field_of(x.owner, x.name).dtype != "i32":
-                return ""
-            sides.append((x, bound, (part.op in ("<", "<=")) == part.args[0].vector, part.op in ("<", ">")))
-        if len({(x.owner, x.name) for x, *_ in sides}) != 1:
-            return ""
-        low, high = "INT32_MIN", "INT32_MAX"
-        for _, bound, below, strict in sides:
-            value = Loop(s).hoist(bound)
-            if below:
-                high = f"di_sub({value}, 1)" if strict else value
-            else:
-                low = f"di_add({value}, 1)" if strict else value
-        k = s.array(sides[0][0].owner, sides[0][0].name)
-        return f"f{k}, n{k}, {low}, {high}"
 
     def past_end(self, rule: Rule, s: Scratch, site: str) -> str:
         """A vector ends at ``n`` where another one goes on; show the value there, if there is one."""

@@ -43,6 +43,57 @@ static inline int64_t di_index(int64_t i, int64_t n)
 #define DI_VECTORISE
 #endif
 
+/* A bound of 32-bit values: one outside of their range holds for all or for none of them. */
+static inline int32_t di_narrow(int64_t x) { return (int32_t)di_max(INT32_MIN, di_min(INT32_MAX, x)); }
+
+/* Whether every x is in [low, high]; the bounds may lie outside of the type. One function for each type, because lanes
+ * as narrow as the values are what makes the loop fast. */
+#define DI_IN_RANGE(name, type, least, most)                                                                    \
+    DI_VECTORISE static inline bool name(const type *x, int64_t n, int64_t low, int64_t high)                    \
+    {                                                                                                           \
+        if (n > 0 && (low > (most) || high < (least) || low > high)) return false;                              \
+        const type a = (type)di_max(low, (least)), b = (type)di_min(high, (most));                              \
+        type out = 0;                                                                                           \
+        for (int64_t i = 0; i < n; i++) out = (type)(out | ((x[i] < a) | (x[i] > b)));                           \
+        return out == 0;                                                                                        \
+    }
+DI_IN_RANGE(di_in_range_u8, uint8_t, 0, UINT8_MAX)
+DI_IN_RANGE(di_in_range_i8, int8_t, INT8_MIN, INT8_MAX)
+DI_IN_RANGE(di_in_range_u16, uint16_t, 0, UINT16_MAX)
+DI_IN_RANGE(di_in_range_i16, int16_t, INT16_MIN, INT16_MAX)
+
+/* The same for every width-th value from x on: a column of a table. */
+DI_VECTORISE static inline bool di_in_range_column(const int32_t *x, int64_t n, int width, int64_t low, int64_t high)
+{
+    const int32_t a = di_narrow(low), b = di_narrow(high);
+    if (n > 0 && (low > a || high < b || low > high)) return false;
+    int32_t out = 0;
+    for (int64_t i = 0; i < n; i++) out |= (x[i * width] < a ? 1 : 0) | (x[i * width] > b ? 1 : 0);
+    return out == 0;
+}
+
+/* NaN is in no range. */
+DI_VECTORISE static inline bool di_in_range_f32(const float *x, int64_t n, float low, float high)
+{
+    int32_t out = 0;
+    for (int64_t i = 0; i < n; i++) out |= (x[i] >= low ? 0 : 1) | (x[i] <= high ? 0 : 1);
+    return out == 0;
+}
+
+/* Least and greatest value, 0 if there is none. */
+DI_VECTORISE static inline int64_t di_least(const int32_t *x, int64_t n)
+{
+    int32_t out = n > 0 ? x[0] : 0;
+    for (int64_t i = 1; i < n; i++) out = x[i] < out ? x[i] : out;
+    return out;
+}
+DI_VECTORISE static inline int64_t di_greatest(const int32_t *x, int64_t n)
+{
+    int32_t out = n > 0 ? x[0] : 0;
+    for (int64_t i = 1; i < n; i++) out = x[i] > out ? x[i] : out;
+    return out;
+}
+
 /* Whether every x is in [low, high]; the bounds may lie outside of 32 bits. */
 DI_VECTORISE static bool di_in_range(const int32_t *x, int64_t n, int64_t low, int64_t high)
 {
@@ -120,8 +171,15 @@ typedef struct di_site { /* what is being checked, for the message */
     uint64_t step_id;
 } di_site;
 
+/* Cold: else what follows hundreds of possible returns counts as rare, and is made small instead of fast. */
+#if defined(__GNUC__)
+#define DI_COLD __attribute__((cold, noinline))
+#else
+#define DI_COLD
+#endif
+
 /* Fills *error and returns DI_E_CONTRACT. index -1: no element. */
-static int di_violation(di_error *error, di_site at, int64_t index, double value, bool whole, int64_t exact)
+DI_COLD static int di_violation(di_error *error, di_site at, int64_t index, double value, bool whole, int64_t exact)
 {
     if (error == NULL) return DI_E_CONTRACT;
     char where[48] = "", what[48] = "", step[40] = "";
@@ -140,6 +198,16 @@ static int di_violation(di_error *error, di_site at, int64_t index, double value
     if (at.step_id != 0) snprintf(step, sizeof step, " in step %llu", (unsigned long long)at.step_id);
     snprintf(error->message, sizeof error->message, "%s%s = %s%s violates '%s'", at.name, where, what, step, at.text);
     return DI_E_CONTRACT;
+}
+
+/* The usual array: present, contiguous, with data. */
+static inline bool di_is_plain(const di_view *v, int32_t dtype, int32_t ndim)
+{
+    if (!(v->flags & DI_VIEW_PRESENT) || v->dtype != dtype || v->ndim != ndim || v->data == NULL) return false;
+    if (v->shape[0] < 0 || v->shape[0] > INT32_MAX) return false;
+    if (ndim == 1) return v->stride[0] == 1;
+    const int64_t width = v->shape[1];
+    return ndim == 2 && width >= 0 && width <= INT32_MAX && v->stride[1] == 1 && v->stride[0] == width;
 }
 
 /* 0 = in order; else what is wrong: 1 presence, 2 dtype, 3 dimensions, 4 strides. */
@@ -180,118 +248,147 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
     if (rec->chain != DI_HASH_SCHEDULER_OUTPUTS) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 1, -1, -1, "SchedulerOutputs.chain", "chain of this contract", step_id}, -1, 0, true, (int64_t)rec->chain);
     const bool prefill = ((int64_t)rec->kind == INT64_C(1)); (void)prefill;
     do {
+        if ((true) && di_is_plain(&rec->seq_uid, DI_DTYPE_U64, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->seq_uid, true, (true), DI_DTYPE_U64, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 8, -1, -1, "SchedulerOutputs.seq_uid", fault == 1 ? "presence always" : fault == 2 ? "dtype u64" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->generation, DI_DTYPE_U32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->generation, true, (true), DI_DTYPE_U32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 9, -1, -1, "SchedulerOutputs.generation", fault == 1 ? "presence always" : fault == 2 ? "dtype u32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->row_slot, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->row_slot, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 10, -1, -1, "SchedulerOutputs.row_slot", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->seqlens_q, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->seqlens_q, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 11, -1, -1, "SchedulerOutputs.seqlens_q", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->seqlens_k, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->seqlens_k, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, -1, -1, "SchedulerOutputs.seqlens_k", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->cached, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->cached, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 13, -1, -1, "SchedulerOutputs.cached", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->inflight, DI_DTYPE_U8, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->inflight, true, (true), DI_DTYPE_U8, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 14, -1, -1, "SchedulerOutputs.inflight", fault == 1 ? "presence always" : fault == 2 ? "dtype u8" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->full_len, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->full_len, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 15, -1, -1, "SchedulerOutputs.full_len", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->is_last_chunk, DI_DTYPE_U8, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->is_last_chunk, true, (true), DI_DTYPE_U8, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 16, -1, -1, "SchedulerOutputs.is_last_chunk", fault == 1 ? "presence always" : fault == 2 ? "dtype u8" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->remap, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->remap, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 17, -1, -1, "SchedulerOutputs.remap", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->state_slot, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->state_slot, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 18, -1, -1, "SchedulerOutputs.state_slot", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->swa_slot, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->swa_slot, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 19, -1, -1, "SchedulerOutputs.swa_slot", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->draft_read_slot, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->draft_read_slot, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 20, -1, -1, "SchedulerOutputs.draft_read_slot", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->draft_write_slot, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->draft_write_slot, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 21, -1, -1, "SchedulerOutputs.draft_write_slot", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->swa_valid_start, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->swa_valid_start, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 22, -1, -1, "SchedulerOutputs.swa_valid_start", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->bt_offsets, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->bt_offsets, true, (true && ((int64_t)l->csr_tables == INT64_C(1))), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 23, -1, -1, "SchedulerOutputs.bt_offsets", fault == 1 ? "presence cap:csr_tables" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N + 1]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->bt_ids, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->bt_ids, true, (true && ((int64_t)l->csr_tables == INT64_C(1))), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 24, -1, -1, "SchedulerOutputs.bt_ids", fault == 1 ? "presence cap:csr_tables" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [sum]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->bt_delta, DI_DTYPE_I32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->bt_delta, true, (true && ((int64_t)l->persistent_tables == INT64_C(1))), DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 25, -1, -1, "SchedulerOutputs.bt_delta", fault == 1 ? "presence cap:persistent_tables" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [D, 3]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->zero_slots, DI_DTYPE_I32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->zero_slots, true, (true), DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 26, -1, -1, "SchedulerOutputs.zero_slots", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [Z, 2]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->clone_slots, DI_DTYPE_I32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->clone_slots, true, (true), DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 27, -1, -1, "SchedulerOutputs.clone_slots", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [Cs, 3]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->clone_blocks, DI_DTYPE_I32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->clone_blocks, true, (true), DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 28, -1, -1, "SchedulerOutputs.clone_blocks", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [Cb, 2]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->finished_uid, DI_DTYPE_U64, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->finished_uid, true, (true), DI_DTYPE_U64, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 29, -1, -1, "SchedulerOutputs.finished_uid", fault == 1 ? "presence always" : fault == 2 ? "dtype u64" : fault == 3 ? "shape [F]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->finished_reason, DI_DTYPE_U8, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->finished_reason, true, (true), DI_DTYPE_U8, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 30, -1, -1, "SchedulerOutputs.finished_reason", fault == 1 ? "presence always" : fault == 2 ? "dtype u8" : fault == 3 ? "shape [F]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->ignored_uid, DI_DTYPE_U64, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->ignored_uid, true, (true), DI_DTYPE_U64, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 31, -1, -1, "SchedulerOutputs.ignored_uid", fault == 1 ? "presence always" : fault == 2 ? "dtype u64" : fault == 3 ? "shape [I]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->ignored_reason, DI_DTYPE_U8, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->ignored_reason, true, (true), DI_DTYPE_U8, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 32, -1, -1, "SchedulerOutputs.ignored_reason", fault == 1 ? "presence always" : fault == 2 ? "dtype u8" : fault == 3 ? "shape [I]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->held_uid, DI_DTYPE_U64, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->held_uid, true, (true), DI_DTYPE_U64, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 33, -1, -1, "SchedulerOutputs.held_uid", fault == 1 ? "presence always" : fault == 2 ? "dtype u64" : fault == 3 ? "shape [H]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->preempted_uid, DI_DTYPE_U64, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->preempted_uid, true, (true), DI_DTYPE_U64, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 34, -1, -1, "SchedulerOutputs.preempted_uid", fault == 1 ? "presence always" : fault == 2 ? "dtype u64" : fault == 3 ? "shape [Pe]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->hit_tokens, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->hit_tokens, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 35, -1, -1, "SchedulerOutputs.hit_tokens", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->replayed_tokens, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->replayed_tokens, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 36, -1, -1, "SchedulerOutputs.replayed_tokens", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
@@ -586,9 +683,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->seq_uid)) continue;
         const uint64_t *f0 = rec->seq_uid.data; const int64_t n0 = di_size(&rec->seq_uid);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) != INT64_C(0));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i]) != INT64_C(0)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i]) != INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 8, 10, -1, "SchedulerOutputs.seq_uid", "all(seq_uid != 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* seq_uid: unique(seq_uid) */
@@ -607,10 +704,10 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->row_slot)) continue;
         const int32_t *f0 = rec->row_slot.data; const int64_t n0 = di_size(&rec->row_slot);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(1), (int64_t)l->max_num_seqs)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(1), (int64_t)l->max_num_seqs)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 10, 12, -1, "SchedulerOutputs.row_slot", "all(1 <= row_slot <= max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* row_slot: unique(row_slot) */
@@ -629,10 +726,10 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->seqlens_q)) continue;
         const int32_t *f0 = rec->seqlens_q.data; const int64_t n0 = di_size(&rec->seqlens_q);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(1), INT32_MAX)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(1)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(1), INT32_MAX)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 11, 14, -1, "SchedulerOutputs.seqlens_q", "all(seqlens_q >= 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* seqlens_q: num_decode_reqs > 0 implies all(arange(N) < num_decode_reqs implies seqlens_q <= Q) */
@@ -643,10 +740,11 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const int64_t d_N = (int64_t)rec->num_reqs;
         if (!((int64_t)rec->num_decode_reqs > INT64_C(0))) continue;
         const int64_t s1 = di_add((int64_t)l->num_draft, INT64_C(1));
-        const int64_t n = di_min(di_max(d_N, 0), n0); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (!((i) < (int64_t)rec->num_decode_reqs) | (((int64_t)f0[i]) <= s1));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(!((i) < (int64_t)rec->num_decode_reqs) | (((int64_t)f0[i]) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 11, 15, -1, "SchedulerOutputs.seqlens_q", "num_decode_reqs > 0 implies all(arange(N) < num_decode_reqs implies seqlens_q <= Q)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        const int64_t first = 0, n = di_min(di_min(di_max(d_N, 0), n0), di_max((int64_t)rec->num_decode_reqs, 0)); int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT32_MIN, s1)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 11, 15, -1, "SchedulerOutputs.seqlens_q", "num_decode_reqs > 0 implies all(arange(N) < num_decode_reqs implies seqlens_q <= Q)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (di_max(d_N, 0) != n0) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 11, 15, -1, "SchedulerOutputs.seqlens_q", "num_decode_reqs > 0 implies all(arange(N) < num_decode_reqs implies seqlens_q <= Q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* seqlens_q: sum(seqlens_q) == num_batched_tokens */
@@ -670,9 +768,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->seqlens_q)) continue;
         const int32_t *f1 = rec->seqlens_q.data; const int64_t n1 = di_size(&rec->seqlens_q);
         (void)f1; (void)n1;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(((int64_t)f1[i])));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(((int64_t)f1[i]))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 17, -1, "SchedulerOutputs.seqlens_k", "all(seqlens_k >= seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 17, -1, "SchedulerOutputs.seqlens_k", "all(seqlens_k >= seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
@@ -686,11 +784,11 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         (void)f1; (void)n1;
         const int64_t d_N = (int64_t)rec->num_reqs;
         if (!((int64_t)rec->num_decode_reqs > INT64_C(0))) continue;
-        const int64_t s1 = di_add((int64_t)l->num_draft, INT64_C(1));
-        const int64_t n = di_min(di_min(di_max(d_N, 0), n0), n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (!((i) < (int64_t)rec->num_decode_reqs) | (di_add(di_add(di_sub(((int64_t)f0[i]), ((int64_t)f1[i])), s1), (int64_t)l->num_draft) <= (int64_t)l->max_pos));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(!((i) < (int64_t)rec->num_decode_reqs) | (di_add(di_add(di_sub(((int64_t)f0[i]), ((int64_t)f1[i])), s1), (int64_t)l->num_draft) <= (int64_t)l->max_pos))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 18, -1, "SchedulerOutputs.seqlens_k", "num_decode_reqs > 0 implies all(arange(N) < num_decode_reqs implies seqlens_k - seqlens_q + Q + K <= max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        const int64_t s1 = di_sub(di_sub((int64_t)l->max_pos, (int64_t)l->num_draft), di_add((int64_t)l->num_draft, INT64_C(1)));
+        const int64_t first = 0, n = di_min(di_min(di_min(di_max(d_N, 0), n0), n1), di_max((int64_t)rec->num_decode_reqs, 0)); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(di_sub(((int64_t)f0[i]), ((int64_t)f1[i]))) <= di_narrow(s1)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!((int32_t)(di_sub(((int64_t)f0[i]), ((int64_t)f1[i]))) <= di_narrow(s1))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 18, -1, "SchedulerOutputs.seqlens_k", "num_decode_reqs > 0 implies all(arange(N) < num_decode_reqs implies seqlens_k - seqlens_q + Q + K <= max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 18, -1, "SchedulerOutputs.seqlens_k", "num_decode_reqs > 0 implies all(arange(N) < num_decode_reqs implies seqlens_k - seqlens_q + Q + K <= max_pos)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* seqlens_k: num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies seqlens_k <= minimum(max_pos, full_len)) */
@@ -703,10 +801,10 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         (void)f1; (void)n1;
         const int64_t d_N = (int64_t)rec->num_reqs;
         if (!((int64_t)rec->num_decode_reqs < d_N)) continue;
-        const int64_t n = di_min(di_min(di_max(d_N, 0), n0), n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (!((i) >= (int64_t)rec->num_decode_reqs) | (((int64_t)f0[i]) <= di_min((int64_t)l->max_pos, ((int64_t)f1[i]))));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(!((i) >= (int64_t)rec->num_decode_reqs) | (((int64_t)f0[i]) <= di_min((int64_t)l->max_pos, ((int64_t)f1[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 19, -1, "SchedulerOutputs.seqlens_k", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies seqlens_k <= minimum(max_pos, full_len))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        const int64_t first = di_min(di_min(di_min(di_max(d_N, 0), n0), n1), di_max((int64_t)rec->num_decode_reqs, 0)), n = di_min(di_min(di_max(d_N, 0), n0), n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i]) <= di_min((int64_t)l->max_pos, ((int64_t)f1[i]))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int64_t)f0[i]) <= di_min((int64_t)l->max_pos, ((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 19, -1, "SchedulerOutputs.seqlens_k", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies seqlens_k <= minimum(max_pos, full_len))", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 19, -1, "SchedulerOutputs.seqlens_k", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies seqlens_k <= minimum(max_pos, full_len))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* cached: all(0 <= cached <= seqlens_k - seqlens_q) */
@@ -720,10 +818,10 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->seqlens_q)) continue;
         const int32_t *f2 = rec->seqlens_q.data; const int64_t n2 = di_size(&rec->seqlens_q);
         (void)f2; (void)n2;
-        const int64_t n = di_min(di_min(n0, n1), n2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) <= di_sub(((int64_t)f1[i]), ((int64_t)f2[i]))));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) <= di_sub(((int64_t)f1[i]), ((int64_t)f2[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 13, 20, -1, "SchedulerOutputs.cached", "all(0 <= cached <= seqlens_k - seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        const int64_t first = 0, n = di_min(di_min(n0, n1), n2); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(di_sub(((int64_t)f1[i]), ((int64_t)f2[i]))))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(di_sub(((int64_t)f1[i]), ((int64_t)f2[i])))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 13, 20, -1, "SchedulerOutputs.cached", "all(0 <= cached <= seqlens_k - seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1 || n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 13, 20, -1, "SchedulerOutputs.cached", "all(0 <= cached <= seqlens_k - seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* inflight: all(inflight <= 2) */
@@ -731,9 +829,10 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->inflight)) continue;
         const uint8_t *f0 = rec->inflight.data; const int64_t n0 = di_size(&rec->inflight);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(2)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_u8(f0 + first, n - first, INT32_MIN, INT64_C(2))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(2))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(2)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 14, 21, -1, "SchedulerOutputs.inflight", "all(inflight <= 2)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* full_len: all(full_len >= 1) */
@@ -741,10 +840,10 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->full_len)) continue;
         const int32_t *f0 = rec->full_len.data; const int64_t n0 = di_size(&rec->full_len);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(1), INT32_MAX)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(1)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(1), INT32_MAX)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 15, 22, -1, "SchedulerOutputs.full_len", "all(full_len >= 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* is_last_chunk: all(is_last_chunk <= 1) */
@@ -752,9 +851,10 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->is_last_chunk)) continue;
         const uint8_t *f0 = rec->is_last_chunk.data; const int64_t n0 = di_size(&rec->is_last_chunk);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(1)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_u8(f0 + first, n - first, INT32_MIN, INT64_C(1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 16, 23, -1, "SchedulerOutputs.is_last_chunk", "all(is_last_chunk <= 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* is_last_chunk: num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies (is_last_chunk == 1) == (seqlens_k == full_len)) */
@@ -770,10 +870,10 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         (void)f2; (void)n2;
         const int64_t d_N = (int64_t)rec->num_reqs;
         if (!((int64_t)rec->num_decode_reqs < d_N)) continue;
-        const int64_t n = di_min(di_min(di_min(di_max(d_N, 0), n0), n1), n2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (!((i) >= (int64_t)rec->num_decode_reqs) | (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) == ((int32_t)(((int64_t)f1[i])) == (int32_t)(((int64_t)f2[i])))));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(!((i) >= (int64_t)rec->num_decode_reqs) | (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) == ((int32_t)(((int64_t)f1[i])) == (int32_t)(((int64_t)f2[i])))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 16, 24, -1, "SchedulerOutputs.is_last_chunk", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies (is_last_chunk == 1) == (seqlens_k == full_len))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        const int64_t first = di_min(di_min(di_min(di_min(di_max(d_N, 0), n0), n1), n2), di_max((int64_t)rec->num_decode_reqs, 0)), n = di_min(di_min(di_min(di_max(d_N, 0), n0), n1), n2); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) == ((int32_t)(((int64_t)f1[i])) == (int32_t)(((int64_t)f2[i])))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) == ((int32_t)(((int64_t)f1[i])) == (int32_t)(((int64_t)f2[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 16, 24, -1, "SchedulerOutputs.is_last_chunk", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies (is_last_chunk == 1) == (seqlens_k == full_len))", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1 || di_max(d_N, 0) != n2) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 16, 24, -1, "SchedulerOutputs.is_last_chunk", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies (is_last_chunk == 1) == (seqlens_k == full_len))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* remap: all(-1 <= remap < max_num_seqs) */
@@ -781,10 +881,10 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->remap)) continue;
         const int32_t *f0 = rec->remap.data; const int64_t n0 = di_size(&rec->remap);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)l->max_num_seqs, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_num_seqs)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub((int64_t)l->max_num_seqs, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_num_seqs))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_num_seqs)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 17, 25, -1, "SchedulerOutputs.remap", "all(-1 <= remap < max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* remap: kind == StepKind.PREFILL implies all(remap == -1) */
@@ -793,9 +893,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         const int32_t *f0 = rec->remap.data; const int64_t n0 = di_size(&rec->remap);
         (void)f0; (void)n0;
         if (!((int64_t)rec->kind == INT64_C(1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 17, 26, -1, "SchedulerOutputs.remap", "kind == StepKind.PREFILL implies all(remap == -1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* remap: (flags & StepFlags.REMAP_IDENTITY) != 0 implies all(remap == arange(N)) */
@@ -805,9 +905,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         (void)f0; (void)n0;
         const int64_t d_N = (int64_t)rec->num_reqs;
         if (!(((int64_t)rec->flags & INT64_C(2)) != INT64_C(0))) continue;
-        const int64_t n = di_min(n0, di_max(d_N, 0)); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == (i));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, di_max(d_N, 0)); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i]) == (i)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i]) == (i))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 17, 27, -1, "SchedulerOutputs.remap", "(flags & StepFlags.REMAP_IDENTITY) != 0 implies all(remap == arange(N))", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != di_max(d_N, 0)) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 17, 27, -1, "SchedulerOutputs.remap", "(flags & StepFlags.REMAP_IDENTITY) != 0 implies all(remap == arange(N))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
@@ -827,12 +927,13 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->state_slot)) continue;
         const int32_t *f0 = rec->state_slot.data; const int64_t n0 = di_size(&rec->state_slot);
         (void)f0; (void)n0;
-        const int64_t s1 = di_max((int64_t)l->num_state_slots, INT64_C(1));
-        if (di_in_range(f0, n0, INT64_C(0), di_sub(s1, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 18, 29, -1, "SchedulerOutputs.state_slot", "all(0 <= state_slot < maximum(num_state_slots, 1))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        const int64_t s1 = di_sub(di_max((int64_t)l->num_state_slots, INT64_C(1)), INT64_C(1));
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t s2 = di_max((int64_t)l->num_state_slots, INT64_C(1));
+        if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub(s2, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 18, 29, -1, "SchedulerOutputs.state_slot", "all(0 <= state_slot < maximum(num_state_slots, 1))", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* state_slot: injective(state_slot - 1) */
     if (level >= DI_LEVEL_FULL) do {
@@ -850,12 +951,13 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->swa_slot)) continue;
         const int32_t *f0 = rec->swa_slot.data; const int64_t n0 = di_size(&rec->swa_slot);
         (void)f0; (void)n0;
-        const int64_t s1 = di_max((int64_t)l->num_swa_slots, INT64_C(1));
-        if (di_in_range(f0, n0, INT64_C(0), di_sub(s1, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 19, 31, -1, "SchedulerOutputs.swa_slot", "all(0 <= swa_slot < maximum(num_swa_slots, 1))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        const int64_t s1 = di_sub(di_max((int64_t)l->num_swa_slots, INT64_C(1)), INT64_C(1));
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t s2 = di_max((int64_t)l->num_swa_slots, INT64_C(1));
+        if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub(s2, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 19, 31, -1, "SchedulerOutputs.swa_slot", "all(0 <= swa_slot < maximum(num_swa_slots, 1))", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* swa_slot: injective(swa_slot - 1) */
     if (level >= DI_LEVEL_FULL) do {
@@ -873,10 +975,10 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->draft_read_slot)) continue;
         const int32_t *f0 = rec->draft_read_slot.data; const int64_t n0 = di_size(&rec->draft_read_slot);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), (int64_t)l->max_num_seqs)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), (int64_t)l->max_num_seqs)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 20, 33, -1, "SchedulerOutputs.draft_read_slot", "all(0 <= draft_read_slot <= max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* draft_write_slot: all(0 <= draft_write_slot <= max_num_seqs) */
@@ -884,10 +986,10 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->draft_write_slot)) continue;
         const int32_t *f0 = rec->draft_write_slot.data; const int64_t n0 = di_size(&rec->draft_write_slot);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), (int64_t)l->max_num_seqs)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), (int64_t)l->max_num_seqs)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 21, 34, -1, "SchedulerOutputs.draft_write_slot", "all(0 <= draft_write_slot <= max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* swa_valid_start: all(swa_valid_start >= 0) */
@@ -895,10 +997,10 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->swa_valid_start)) continue;
         const int32_t *f0 = rec->swa_valid_start.data; const int64_t n0 = di_size(&rec->swa_valid_start);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 22, 35, -1, "SchedulerOutputs.swa_valid_start", "all(swa_valid_start >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* swa_valid_start: num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies swa_valid_start <= seqlens_k - seqlens_q) */
@@ -914,10 +1016,10 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         (void)f2; (void)n2;
         const int64_t d_N = (int64_t)rec->num_reqs;
         if (!((int64_t)rec->num_decode_reqs < d_N)) continue;
-        const int64_t n = di_min(di_min(di_min(di_max(d_N, 0), n0), n1), n2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (!((i) >= (int64_t)rec->num_decode_reqs) | (((int64_t)f0[i]) <= di_sub(((int64_t)f1[i]), ((int64_t)f2[i]))));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(!((i) >= (int64_t)rec->num_decode_reqs) | (((int64_t)f0[i]) <= di_sub(((int64_t)f1[i]), ((int64_t)f2[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 22, 36, -1, "SchedulerOutputs.swa_valid_start", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies swa_valid_start <= seqlens_k - seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        const int64_t first = di_min(di_min(di_min(di_min(di_max(d_N, 0), n0), n1), n2), di_max((int64_t)rec->num_decode_reqs, 0)), n = di_min(di_min(di_min(di_max(d_N, 0), n0), n1), n2); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) <= (int32_t)(di_sub(((int64_t)f1[i]), ((int64_t)f2[i])))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)(di_sub(((int64_t)f1[i]), ((int64_t)f2[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 22, 36, -1, "SchedulerOutputs.swa_valid_start", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies swa_valid_start <= seqlens_k - seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1 || di_max(d_N, 0) != n2) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 22, 36, -1, "SchedulerOutputs.swa_valid_start", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies swa_valid_start <= seqlens_k - seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* bt_offsets: bt_offsets[0] == 0 */
@@ -935,10 +1037,10 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->bt_offsets)) continue;
         const int32_t *f0 = rec->bt_offsets.data; const int64_t n0 = di_size(&rec->bt_offsets);
         (void)f0; (void)n0;
-        const int64_t n = di_max(n0 - 1, 0); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= INT64_C(0));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 23, 38, -1, "SchedulerOutputs.bt_offsets", "all(diff(bt_offsets) >= 0)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
+        const int64_t first = 0, n = di_max(n0 - 1, 0); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)((int64_t)f0[(i + 1)]) >= (int32_t)((int64_t)f0[i])) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!((int32_t)((int64_t)f0[(i + 1)]) >= (int32_t)((int64_t)f0[i]))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 23, 38, -1, "SchedulerOutputs.bt_offsets", "all(diff(bt_offsets) >= 0)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
     } while (0);
     /* bt_offsets: bt_offsets[-1] == len(bt_ids) */
     do {
@@ -958,10 +1060,10 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->bt_ids)) continue;
         const int32_t *f0 = rec->bt_ids.data; const int64_t n0 = di_size(&rec->bt_ids);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(1), di_sub((int64_t)l->num_blocks, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->num_blocks)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(1), di_sub((int64_t)l->num_blocks, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->num_blocks))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->num_blocks)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 24, 40, -1, "SchedulerOutputs.bt_ids", "all(1 <= bt_ids < NB)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* bt_delta: all(1 <= bt_delta[:, 0] <= max_num_seqs) */
@@ -969,9 +1071,10 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->bt_delta)) continue;
         const int32_t *f0 = rec->bt_delta.data; const int64_t n0 = di_size(&rec->bt_delta);
         (void)f0; (void)n0;
-        const int64_t n = (n0 / 3); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 0]))) & ((int32_t)(((int64_t)f0[i * 3 + 0])) <= (int32_t)((int64_t)l->max_num_seqs)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = (n0 / 3); int32_t wrong = 0;
+        if (di_in_range_column(f0 + first * 3 + 0, n - first, 3, INT64_C(1), (int64_t)l->max_num_seqs)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 0]))) & ((int32_t)(((int64_t)f0[i * 3 + 0])) <= (int32_t)((int64_t)l->max_num_seqs))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 0]))) & ((int32_t)(((int64_t)f0[i * 3 + 0])) <= (int32_t)((int64_t)l->max_num_seqs)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 25, 41, -1, "SchedulerOutputs.bt_delta", "all(1 <= bt_delta[:, 0] <= max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 0]));
     } while (0);
     /* bt_delta: all(0 <= bt_delta[:, 1] < MB) */
@@ -979,9 +1082,10 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->bt_delta)) continue;
         const int32_t *f0 = rec->bt_delta.data; const int64_t n0 = di_size(&rec->bt_delta);
         (void)f0; (void)n0;
-        const int64_t n = (n0 / 3); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 3 + 1]))) & ((int32_t)(((int64_t)f0[i * 3 + 1])) < (int32_t)((int64_t)l->max_blocks)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = (n0 / 3); int32_t wrong = 0;
+        if (di_in_range_column(f0 + first * 3 + 1, n - first, 3, INT64_C(0), di_sub((int64_t)l->max_blocks, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 3 + 1]))) & ((int32_t)(((int64_t)f0[i * 3 + 1])) < (int32_t)((int64_t)l->max_blocks))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 3 + 1]))) & ((int32_t)(((int64_t)f0[i * 3 + 1])) < (int32_t)((int64_t)l->max_blocks)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 25, 42, -1, "SchedulerOutputs.bt_delta", "all(0 <= bt_delta[:, 1] < MB)", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 1]));
     } while (0);
     /* bt_delta: all(1 <= bt_delta[:, 2] < NB) */
@@ -989,9 +1093,10 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->bt_delta)) continue;
         const int32_t *f0 = rec->bt_delta.data; const int64_t n0 = di_size(&rec->bt_delta);
         (void)f0; (void)n0;
-        const int64_t n = (n0 / 3); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 2]))) & ((int32_t)(((int64_t)f0[i * 3 + 2])) < (int32_t)((int64_t)l->num_blocks)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = (n0 / 3); int32_t wrong = 0;
+        if (di_in_range_column(f0 + first * 3 + 2, n - first, 3, INT64_C(1), di_sub((int64_t)l->num_blocks, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 2]))) & ((int32_t)(((int64_t)f0[i * 3 + 2])) < (int32_t)((int64_t)l->num_blocks))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 2]))) & ((int32_t)(((int64_t)f0[i * 3 + 2])) < (int32_t)((int64_t)l->num_blocks)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 25, 43, -1, "SchedulerOutputs.bt_delta", "all(1 <= bt_delta[:, 2] < NB)", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 2]));
     } while (0);
     /* zero_slots: all(Pool.SWA <= zero_slots[:, 0] <= Pool.STATE) */
@@ -999,9 +1104,10 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->zero_slots)) continue;
         const int32_t *f0 = rec->zero_slots.data; const int64_t n0 = di_size(&rec->zero_slots);
         (void)f0; (void)n0;
-        const int64_t n = (n0 / 2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(2)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & ((int32_t)(((int64_t)f0[i * 2 + 0])) <= (int32_t)(INT64_C(3))));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = (n0 / 2); int32_t wrong = 0;
+        if (di_in_range_column(f0 + first * 2 + 0, n - first, 2, INT64_C(2), INT64_C(3))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(2)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & ((int32_t)(((int64_t)f0[i * 2 + 0])) <= (int32_t)(INT64_C(3)))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(2)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & ((int32_t)(((int64_t)f0[i * 2 + 0])) <= (int32_t)(INT64_C(3))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 26, 44, -1, "SchedulerOutputs.zero_slots", "all(Pool.SWA <= zero_slots[:, 0] <= Pool.STATE)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
     } while (0);
     /* zero_slots: all(1 <= zero_slots[:, 1] < where(zero_slots[:, 0] == Pool.SWA, num_swa_slots, num_state_slots)) */
@@ -1009,9 +1115,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->zero_slots)) continue;
         const int32_t *f0 = rec->zero_slots.data; const int64_t n0 = di_size(&rec->zero_slots);
         (void)f0; (void)n0;
-        const int64_t n = (n0 / 2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & (((int64_t)f0[i * 2 + 1]) < (((int32_t)(((int64_t)f0[i * 2 + 0])) == (int32_t)(INT64_C(2))) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = (n0 / 2); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & (((int64_t)f0[i * 2 + 1]) < (((int32_t)(((int64_t)f0[i * 2 + 0])) == (int32_t)(INT64_C(2))) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & (((int64_t)f0[i * 2 + 1]) < (((int32_t)(((int64_t)f0[i * 2 + 0])) == (int32_t)(INT64_C(2))) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 26, 45, -1, "SchedulerOutputs.zero_slots", "all(1 <= zero_slots[:, 1] < where(zero_slots[:, 0] == Pool.SWA, num_swa_slots, num_state_slots))", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
     } while (0);
     /* clone_slots: all(Pool.SWA <= clone_slots[:, 0] <= Pool.STATE) */
@@ -1019,9 +1125,10 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->clone_slots)) continue;
         const int32_t *f0 = rec->clone_slots.data; const int64_t n0 = di_size(&rec->clone_slots);
         (void)f0; (void)n0;
-        const int64_t n = (n0 / 3); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(2)) <= (int32_t)(((int64_t)f0[i * 3 + 0]))) & ((int32_t)(((int64_t)f0[i * 3 + 0])) <= (int32_t)(INT64_C(3))));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = (n0 / 3); int32_t wrong = 0;
+        if (di_in_range_column(f0 + first * 3 + 0, n - first, 3, INT64_C(2), INT64_C(3))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(2)) <= (int32_t)(((int64_t)f0[i * 3 + 0]))) & ((int32_t)(((int64_t)f0[i * 3 + 0])) <= (int32_t)(INT64_C(3)))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(2)) <= (int32_t)(((int64_t)f0[i * 3 + 0]))) & ((int32_t)(((int64_t)f0[i * 3 + 0])) <= (int32_t)(INT64_C(3))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 27, 46, -1, "SchedulerOutputs.clone_slots", "all(Pool.SWA <= clone_slots[:, 0] <= Pool.STATE)", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 0]));
     } while (0);
     /* clone_slots: all(1 <= clone_slots[:, 1] < where(clone_slots[:, 0] == Pool.SWA, num_swa_slots, num_state_slots)) */
@@ -1029,9 +1136,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->clone_slots)) continue;
         const int32_t *f0 = rec->clone_slots.data; const int64_t n0 = di_size(&rec->clone_slots);
         (void)f0; (void)n0;
-        const int64_t n = (n0 / 3); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 1]))) & (((int64_t)f0[i * 3 + 1]) < (((int32_t)(((int64_t)f0[i * 3 + 0])) == (int32_t)(INT64_C(2))) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = (n0 / 3); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 1]))) & (((int64_t)f0[i * 3 + 1]) < (((int32_t)(((int64_t)f0[i * 3 + 0])) == (int32_t)(INT64_C(2))) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 1]))) & (((int64_t)f0[i * 3 + 1]) < (((int32_t)(((int64_t)f0[i * 3 + 0])) == (int32_t)(INT64_C(2))) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 27, 47, -1, "SchedulerOutputs.clone_slots", "all(1 <= clone_slots[:, 1] < where(clone_slots[:, 0] == Pool.SWA, num_swa_slots, num_state_slots))", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 1]));
     } while (0);
     /* clone_slots: all(1 <= clone_slots[:, 2] < where(clone_slots[:, 0] == Pool.SWA, num_swa_slots, num_state_slots)) */
@@ -1039,9 +1146,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->clone_slots)) continue;
         const int32_t *f0 = rec->clone_slots.data; const int64_t n0 = di_size(&rec->clone_slots);
         (void)f0; (void)n0;
-        const int64_t n = (n0 / 3); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 2]))) & (((int64_t)f0[i * 3 + 2]) < (((int32_t)(((int64_t)f0[i * 3 + 0])) == (int32_t)(INT64_C(2))) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = (n0 / 3); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 2]))) & (((int64_t)f0[i * 3 + 2]) < (((int32_t)(((int64_t)f0[i * 3 + 0])) == (int32_t)(INT64_C(2))) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 2]))) & (((int64_t)f0[i * 3 + 2]) < (((int32_t)(((int64_t)f0[i * 3 + 0])) == (int32_t)(INT64_C(2))) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 27, 48, -1, "SchedulerOutputs.clone_slots", "all(1 <= clone_slots[:, 2] < where(clone_slots[:, 0] == Pool.SWA, num_swa_slots, num_state_slots))", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 2]));
     } while (0);
     /* clone_blocks: all(1 <= clone_blocks[:, 0] < NB) */
@@ -1049,9 +1156,10 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->clone_blocks)) continue;
         const int32_t *f0 = rec->clone_blocks.data; const int64_t n0 = di_size(&rec->clone_blocks);
         (void)f0; (void)n0;
-        const int64_t n = (n0 / 2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & ((int32_t)(((int64_t)f0[i * 2 + 0])) < (int32_t)((int64_t)l->num_blocks)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = (n0 / 2); int32_t wrong = 0;
+        if (di_in_range_column(f0 + first * 2 + 0, n - first, 2, INT64_C(1), di_sub((int64_t)l->num_blocks, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & ((int32_t)(((int64_t)f0[i * 2 + 0])) < (int32_t)((int64_t)l->num_blocks))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & ((int32_t)(((int64_t)f0[i * 2 + 0])) < (int32_t)((int64_t)l->num_blocks)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 28, 49, -1, "SchedulerOutputs.clone_blocks", "all(1 <= clone_blocks[:, 0] < NB)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
     } while (0);
     /* clone_blocks: all(0 <= clone_blocks[:, 1] < NB) */
@@ -1059,9 +1167,10 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->clone_blocks)) continue;
         const int32_t *f0 = rec->clone_blocks.data; const int64_t n0 = di_size(&rec->clone_blocks);
         (void)f0; (void)n0;
-        const int64_t n = (n0 / 2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) < (int32_t)((int64_t)l->num_blocks)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = (n0 / 2); int32_t wrong = 0;
+        if (di_in_range_column(f0 + first * 2 + 1, n - first, 2, INT64_C(0), di_sub((int64_t)l->num_blocks, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) < (int32_t)((int64_t)l->num_blocks))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) < (int32_t)((int64_t)l->num_blocks)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 28, 50, -1, "SchedulerOutputs.clone_blocks", "all(0 <= clone_blocks[:, 1] < NB)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
     } while (0);
     /* finished_uid: all(finished_uid != 0) */
@@ -1069,9 +1178,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->finished_uid)) continue;
         const uint64_t *f0 = rec->finished_uid.data; const int64_t n0 = di_size(&rec->finished_uid);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) != INT64_C(0));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i]) != INT64_C(0)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i]) != INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 29, 51, -1, "SchedulerOutputs.finished_uid", "all(finished_uid != 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* finished_uid: unique(finished_uid) */
@@ -1105,9 +1214,10 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->finished_reason)) continue;
         const uint8_t *f0 = rec->finished_reason.data; const int64_t n0 = di_size(&rec->finished_reason);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(8)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_u8(f0 + first, n - first, INT32_MIN, INT64_C(8))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(8))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(8)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 30, 54, -1, "SchedulerOutputs.finished_reason", "all(finished_reason <= 8)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* finished_reason: all(finished_reason != FinishReason.NONE) */
@@ -1115,9 +1225,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->finished_reason)) continue;
         const uint8_t *f0 = rec->finished_reason.data; const int64_t n0 = di_size(&rec->finished_reason);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 30, 55, -1, "SchedulerOutputs.finished_reason", "all(finished_reason != FinishReason.NONE)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* ignored_uid: all(ignored_uid != 0) */
@@ -1125,9 +1235,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->ignored_uid)) continue;
         const uint64_t *f0 = rec->ignored_uid.data; const int64_t n0 = di_size(&rec->ignored_uid);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) != INT64_C(0));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i]) != INT64_C(0)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i]) != INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 31, 56, -1, "SchedulerOutputs.ignored_uid", "all(ignored_uid != 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* ignored_uid: unique(ignored_uid) */
@@ -1161,9 +1271,10 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->ignored_reason)) continue;
         const uint8_t *f0 = rec->ignored_reason.data; const int64_t n0 = di_size(&rec->ignored_reason);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(8)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_u8(f0 + first, n - first, INT32_MIN, INT64_C(8))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(8))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(8)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 32, 59, -1, "SchedulerOutputs.ignored_reason", "all(ignored_reason <= 8)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* ignored_reason: all(ignored_reason != FinishReason.NONE) */
@@ -1171,9 +1282,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->ignored_reason)) continue;
         const uint8_t *f0 = rec->ignored_reason.data; const int64_t n0 = di_size(&rec->ignored_reason);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 32, 60, -1, "SchedulerOutputs.ignored_reason", "all(ignored_reason != FinishReason.NONE)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* held_uid: all(held_uid != 0) */
@@ -1181,9 +1292,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->held_uid)) continue;
         const uint64_t *f0 = rec->held_uid.data; const int64_t n0 = di_size(&rec->held_uid);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) != INT64_C(0));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i]) != INT64_C(0)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i]) != INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 33, 61, -1, "SchedulerOutputs.held_uid", "all(held_uid != 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* held_uid: unique(held_uid) */
@@ -1217,9 +1328,9 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->preempted_uid)) continue;
         const uint64_t *f0 = rec->preempted_uid.data; const int64_t n0 = di_size(&rec->preempted_uid);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) != INT64_C(0));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i]) != INT64_C(0)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i]) != INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 34, 64, -1, "SchedulerOutputs.preempted_uid", "all(preempted_uid != 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* preempted_uid: unique(preempted_uid) */
@@ -1253,10 +1364,10 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->hit_tokens)) continue;
         const int32_t *f0 = rec->hit_tokens.data; const int64_t n0 = di_size(&rec->hit_tokens);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 35, 67, -1, "SchedulerOutputs.hit_tokens", "all(hit_tokens >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* replayed_tokens: all(replayed_tokens >= 0) */
@@ -1264,10 +1375,10 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->replayed_tokens)) continue;
         const int32_t *f0 = rec->replayed_tokens.data; const int64_t n0 = di_size(&rec->replayed_tokens);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 36, 68, -1, "SchedulerOutputs.replayed_tokens", "all(replayed_tokens >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* sum_qk: sum_qk == sum(seqlens_q * seqlens_k) */
@@ -1291,26 +1402,14 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!di_readable(&rec->seqlens_k)) continue;
         const int32_t *f0 = rec->seqlens_k.data; const int64_t n0 = di_size(&rec->seqlens_k);
         (void)f0; (void)n0;
-        int64_t red1 = 0;
-        {
-            for (int64_t i = 0; i < n0; i++) {
-                if (i == 0 || ((int64_t)f0[i]) < red1) red1 = ((int64_t)f0[i]);
-            }
-        }
-        if (!((int64_t)rec->min_k == red1)) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 38, 70, -1, "SchedulerOutputs.min_k", "min_k == min(seqlens_k)", step_id}, -1, 0, true, (int64_t)rec->min_k);
+        if (!((int64_t)rec->min_k == di_least(f0, n0))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 38, 70, -1, "SchedulerOutputs.min_k", "min_k == min(seqlens_k)", step_id}, -1, 0, true, (int64_t)rec->min_k);
     } while (0);
     /* max_k: max_k == max(seqlens_k) */
     do {
         if (!di_readable(&rec->seqlens_k)) continue;
         const int32_t *f0 = rec->seqlens_k.data; const int64_t n0 = di_size(&rec->seqlens_k);
         (void)f0; (void)n0;
-        int64_t red1 = 0;
-        {
-            for (int64_t i = 0; i < n0; i++) {
-                if (i == 0 || ((int64_t)f0[i]) > red1) red1 = ((int64_t)f0[i]);
-            }
-        }
-        if (!((int64_t)rec->max_k == red1)) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 39, 71, -1, "SchedulerOutputs.max_k", "max_k == max(seqlens_k)", step_id}, -1, 0, true, (int64_t)rec->max_k);
+        if (!((int64_t)rec->max_k == di_greatest(f0, n0))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 39, 71, -1, "SchedulerOutputs.max_k", "max_k == max(seqlens_k)", step_id}, -1, 0, true, (int64_t)rec->max_k);
     } while (0);
     return 0;
 }
@@ -1323,50 +1422,62 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
     if (rec->chain != DI_HASH_INPUT_METADATA) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 1, -1, -1, "InputMetadata.chain", "chain of this contract", step_id}, -1, 0, true, (int64_t)rec->chain);
     const bool prefill = ((int64_t)rec->is_prompt == INT64_C(1)); (void)prefill;
     do {
+        if ((true) && di_is_plain(&rec->input_ids, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->input_ids, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 5, -1, -1, "InputMetadata.input_ids", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [T]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->positions, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->positions, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 6, -1, -1, "InputMetadata.positions", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [T]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((!prefill || prefill) && di_is_plain(&rec->valid_token_mask, DI_DTYPE_BOOL, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->valid_token_mask, !prefill || prefill, (!prefill) || (prefill && ((int64_t)l->cp > INT64_C(1))), DI_DTYPE_BOOL, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 7, -1, -1, "InputMetadata.valid_token_mask", fault == 1 ? "presence decode or prefill, cap:cp" : fault == 2 ? "dtype bool" : fault == 3 ? "shape [T]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->gate_force_random, DI_DTYPE_BOOL, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->gate_force_random, true, false, DI_DTYPE_BOOL, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 8, -1, -1, "InputMetadata.gate_force_random", fault == 1 ? "presence optional" : fault == 2 ? "dtype bool" : fault == 3 ? "shape [T]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->ngram_token_ids, DI_DTYPE_I32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->ngram_token_ids, true, (true && ((int64_t)l->ngram > INT64_C(0))), DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 9, -1, -1, "InputMetadata.ngram_token_ids", fault == 1 ? "presence cap:engram" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [T, G]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((!prefill) && di_is_plain(&rec->seqlens_q, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->seqlens_q, !prefill, (!prefill), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 10, -1, -1, "InputMetadata.seqlens_q", fault == 1 ? "presence decode" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [Np]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((!prefill) && di_is_plain(&rec->seqlens_k, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->seqlens_k, !prefill, (!prefill), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 11, -1, -1, "InputMetadata.seqlens_k", fault == 1 ? "presence decode" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [Np]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((prefill) && di_is_plain(&rec->cu_seqlens_q, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->cu_seqlens_q, prefill, (prefill), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 12, -1, -1, "InputMetadata.cu_seqlens_q", fault == 1 ? "presence prefill" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N + 1]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((prefill) && di_is_plain(&rec->cu_seqlens_k, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->cu_seqlens_k, prefill, (prefill), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 13, -1, -1, "InputMetadata.cu_seqlens_k", fault == 1 ? "presence prefill" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N + 1]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((!prefill) && di_is_plain(&rec->cu_seqlens_q_incl, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->cu_seqlens_q_incl, !prefill, (!prefill), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 14, -1, -1, "InputMetadata.cu_seqlens_q_incl", fault == 1 ? "presence decode" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [Np]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((prefill) && di_is_plain(&rec->mirror_index, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->mirror_index, prefill, (prefill && ((int64_t)l->cp > INT64_C(1))), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 16, -1, -1, "InputMetadata.mirror_index", fault == 1 ? "presence prefill, cap:cp" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [cp_mirror_len]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((prefill) && di_is_plain(&rec->mirror_reverse, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->mirror_reverse, prefill, (prefill && ((int64_t)l->cp > INT64_C(1))), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 17, -1, -1, "InputMetadata.mirror_reverse", fault == 1 ? "presence prefill, cap:cp" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [T]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
@@ -1478,10 +1589,10 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         if (!di_readable(&rec->input_ids)) continue;
         const int32_t *f0 = rec->input_ids.data; const int64_t n0 = di_size(&rec->input_ids);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 5, 3, -1, "InputMetadata.input_ids", "all(0 <= input_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* positions: all(0 <= positions < max_pos) */
@@ -1489,10 +1600,10 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         if (!di_readable(&rec->positions)) continue;
         const int32_t *f0 = rec->positions.data; const int64_t n0 = di_size(&rec->positions);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->max_pos, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_pos)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub((int64_t)l->max_pos, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_pos))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_pos)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 6, 4, -1, "InputMetadata.positions", "all(0 <= positions < max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* positions: all(positions == repeat(diff(cu_seqlens_k) - diff(cu_seqlens_q), diff(cu_seqlens_q)) + ramp(diff(cu_seqlens_q))) */
@@ -1584,10 +1695,10 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         if (!di_readable(&rec->ngram_token_ids)) continue;
         const int32_t *f0 = rec->ngram_token_ids.data; const int64_t n0 = di_size(&rec->ngram_token_ids);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 9, 7, -1, "InputMetadata.ngram_token_ids", "all(ngram_token_ids >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* seqlens_q: all(1 <= seqlens_q <= Q) */
@@ -1596,11 +1707,11 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         const int32_t *f0 = rec->seqlens_q.data; const int64_t n0 = di_size(&rec->seqlens_q);
         (void)f0; (void)n0;
         const int64_t s1 = di_add((int64_t)l->num_draft, INT64_C(1));
-        if (di_in_range(f0, n0, INT64_C(1), s1)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) <= s1));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 10, 8, -1, "InputMetadata.seqlens_q", "all(1 <= seqlens_q <= Q)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(1), s1)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 10, 8, -1, "InputMetadata.seqlens_q", "all(1 <= seqlens_q <= Q)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* seqlens_q: sum(seqlens_q) == T */
     do {
@@ -1624,9 +1735,9 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         if (!di_readable(&step->seqlens_q)) continue;
         const int32_t *f1 = step->seqlens_q.data; const int64_t n1 = di_size(&step->seqlens_q);
         (void)f1; (void)n1;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i]))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 10, 10, -1, "InputMetadata.seqlens_q", "all(seqlens_q == step.seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 10, 10, -1, "InputMetadata.seqlens_q", "all(seqlens_q == step.seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
@@ -1638,9 +1749,9 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         if (!di_readable(&rec->seqlens_k)) continue;
         const int32_t *f1 = rec->seqlens_k.data; const int64_t n1 = di_size(&rec->seqlens_k);
         (void)f1; (void)n1;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i]))) & ((int32_t)(((int64_t)f1[i])) <= (int32_t)((int64_t)l->max_pos)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i]))) & ((int32_t)(((int64_t)f1[i])) <= (int32_t)((int64_t)l->max_pos))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i]))) & ((int32_t)(((int64_t)f1[i])) <= (int32_t)((int64_t)l->max_pos)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 11, 11, -1, "InputMetadata.seqlens_k", "all(seqlens_q <= seqlens_k <= max_pos)", step_id}, i, 0, true, ((int64_t)f1[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 11, 11, -1, "InputMetadata.seqlens_k", "all(seqlens_q <= seqlens_k <= max_pos)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
     } while (0);
@@ -1652,9 +1763,9 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         if (!di_readable(&step->seqlens_k)) continue;
         const int32_t *f1 = step->seqlens_k.data; const int64_t n1 = di_size(&step->seqlens_k);
         (void)f1; (void)n1;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i]))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 11, 12, -1, "InputMetadata.seqlens_k", "all(seqlens_k == step.seqlens_k)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 11, 12, -1, "InputMetadata.seqlens_k", "all(seqlens_k == step.seqlens_k)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
@@ -1673,10 +1784,10 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         if (!di_readable(&rec->cu_seqlens_q)) continue;
         const int32_t *f0 = rec->cu_seqlens_q.data; const int64_t n0 = di_size(&rec->cu_seqlens_q);
         (void)f0; (void)n0;
-        const int64_t n = di_max(n0 - 1, 0); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= INT64_C(1));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= INT64_C(1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 12, 14, -1, "InputMetadata.cu_seqlens_q", "all(diff(cu_seqlens_q) >= 1)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
+        const int64_t first = 0, n = di_max(n0 - 1, 0); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i])) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 12, 14, -1, "InputMetadata.cu_seqlens_q", "all(diff(cu_seqlens_q) >= 1)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
     } while (0);
     /* cu_seqlens_q: cu_seqlens_q[-1] == T */
     do {
@@ -1697,9 +1808,9 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         if (!di_readable(&step->seqlens_q)) continue;
         const int32_t *f1 = step->seqlens_q.data; const int64_t n1 = di_size(&step->seqlens_q);
         (void)f1; (void)n1;
-        const int64_t n = di_min(di_max(n0 - 1, 0), n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i]));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(di_max(n0 - 1, 0), n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i])) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 12, 16, -1, "InputMetadata.cu_seqlens_q", "all(diff(cu_seqlens_q) == step.seqlens_q)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
         if (di_max(n0 - 1, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 12, 16, -1, "InputMetadata.cu_seqlens_q", "all(diff(cu_seqlens_q) == step.seqlens_q)", step_id}, n, 0, true, (n < di_max(n0 - 1, 0) ? di_sub(((int64_t)f0[(n + 1)]), ((int64_t)f0[n])) : 0));
     } while (0);
@@ -1721,9 +1832,9 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         if (!di_readable(&rec->cu_seqlens_q)) continue;
         const int32_t *f1 = rec->cu_seqlens_q.data; const int64_t n1 = di_size(&rec->cu_seqlens_q);
         (void)f1; (void)n1;
-        const int64_t n = di_min(di_max(n0 - 1, 0), di_max(n1 - 1, 0)); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(di_max(n0 - 1, 0), di_max(n1 - 1, 0)); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i]))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 13, 18, -1, "InputMetadata.cu_seqlens_k", "all(diff(cu_seqlens_k) >= diff(cu_seqlens_q))", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
         if (di_max(n0 - 1, 0) != di_max(n1 - 1, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 13, 18, -1, "InputMetadata.cu_seqlens_k", "all(diff(cu_seqlens_k) >= diff(cu_seqlens_q))", step_id}, n, 0, true, (n < di_max(n0 - 1, 0) ? di_sub(((int64_t)f0[(n + 1)]), ((int64_t)f0[n])) : 0));
     } while (0);
@@ -1735,9 +1846,9 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         if (!di_readable(&step->seqlens_k)) continue;
         const int32_t *f1 = step->seqlens_k.data; const int64_t n1 = di_size(&step->seqlens_k);
         (void)f1; (void)n1;
-        const int64_t n = di_min(di_max(n0 - 1, 0), n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i]));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(di_max(n0 - 1, 0), n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i])) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 13, 19, -1, "InputMetadata.cu_seqlens_k", "all(diff(cu_seqlens_k) == step.seqlens_k)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
         if (di_max(n0 - 1, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 13, 19, -1, "InputMetadata.cu_seqlens_k", "all(diff(cu_seqlens_k) == step.seqlens_k)", step_id}, n, 0, true, (n < di_max(n0 - 1, 0) ? di_sub(((int64_t)f0[(n + 1)]), ((int64_t)f0[n])) : 0));
     } while (0);
@@ -1747,11 +1858,11 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         const int32_t *f0 = rec->cu_seqlens_q_incl.data; const int64_t n0 = di_size(&rec->cu_seqlens_q_incl);
         (void)f0; (void)n0;
         const int64_t d_T = (int64_t)rec->total_q;
-        if (di_in_range(f0, n0, INT64_C(1), d_T)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) <= d_T));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) <= d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 14, 20, -1, "InputMetadata.cu_seqlens_q_incl", "all(1 <= cu_seqlens_q_incl <= T)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(1), d_T)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(d_T))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(d_T)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 14, 20, -1, "InputMetadata.cu_seqlens_q_incl", "all(1 <= cu_seqlens_q_incl <= T)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* cu_seqlens_q_incl: all(cu_seqlens_q_incl == cumsum(seqlens_q)) */
     if (level >= DI_LEVEL_FULL) do {
@@ -1791,21 +1902,22 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         const int32_t *f0 = rec->mirror_index.data; const int64_t n0 = di_size(&rec->mirror_index);
         (void)f0; (void)n0;
         const int64_t d_T = (int64_t)rec->total_q;
-        if (di_in_range(f0, n0, INT64_C(-1), di_sub(d_T, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < d_T));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 16, 24, -1, "InputMetadata.mirror_index", "all(-1 <= mirror_index < T)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        const int64_t s1 = di_sub(d_T, INT64_C(1));
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub(d_T, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 16, 24, -1, "InputMetadata.mirror_index", "all(-1 <= mirror_index < T)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* mirror_reverse: all(-1 <= mirror_reverse < cp_mirror_len) */
     do {
         if (!di_readable(&rec->mirror_reverse)) continue;
         const int32_t *f0 = rec->mirror_reverse.data; const int64_t n0 = di_size(&rec->mirror_reverse);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)rec->cp_mirror_len, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)rec->cp_mirror_len)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub((int64_t)rec->cp_mirror_len, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)rec->cp_mirror_len))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)rec->cp_mirror_len)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 17, 25, -1, "InputMetadata.mirror_reverse", "all(-1 <= mirror_reverse < cp_mirror_len)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     return 0;
@@ -1830,182 +1942,227 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
     }
     const bool prefill = ((int64_t)rec->base.is_prompt == INT64_C(1)); (void)prefill;
     do {
+        if ((true) && di_is_plain(&rec->base.input_ids, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->base.input_ids, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 5, -1, -1, "InputMetadataV41.input_ids", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [T]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->base.positions, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->base.positions, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 6, -1, -1, "InputMetadataV41.positions", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [T]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((!prefill || prefill) && di_is_plain(&rec->base.valid_token_mask, DI_DTYPE_BOOL, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->base.valid_token_mask, !prefill || prefill, (!prefill) || (prefill && ((int64_t)l->cp > INT64_C(1))), DI_DTYPE_BOOL, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 7, -1, -1, "InputMetadataV41.valid_token_mask", fault == 1 ? "presence decode or prefill, cap:cp" : fault == 2 ? "dtype bool" : fault == 3 ? "shape [T]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->base.gate_force_random, DI_DTYPE_BOOL, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->base.gate_force_random, true, false, DI_DTYPE_BOOL, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 8, -1, -1, "InputMetadataV41.gate_force_random", fault == 1 ? "presence optional" : fault == 2 ? "dtype bool" : fault == 3 ? "shape [T]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->base.ngram_token_ids, DI_DTYPE_I32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->base.ngram_token_ids, true, (true && ((int64_t)l->ngram > INT64_C(0))), DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 9, -1, -1, "InputMetadataV41.ngram_token_ids", fault == 1 ? "presence cap:engram" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [T, G]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((!prefill) && di_is_plain(&rec->base.seqlens_q, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->base.seqlens_q, !prefill, (!prefill), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 10, -1, -1, "InputMetadataV41.seqlens_q", fault == 1 ? "presence decode" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [Np]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((!prefill) && di_is_plain(&rec->base.seqlens_k, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->base.seqlens_k, !prefill, (!prefill), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 11, -1, -1, "InputMetadataV41.seqlens_k", fault == 1 ? "presence decode" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [Np]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((prefill) && di_is_plain(&rec->base.cu_seqlens_q, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->base.cu_seqlens_q, prefill, (prefill), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 12, -1, -1, "InputMetadataV41.cu_seqlens_q", fault == 1 ? "presence prefill" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N + 1]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((prefill) && di_is_plain(&rec->base.cu_seqlens_k, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->base.cu_seqlens_k, prefill, (prefill), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 13, -1, -1, "InputMetadataV41.cu_seqlens_k", fault == 1 ? "presence prefill" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N + 1]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((!prefill) && di_is_plain(&rec->base.cu_seqlens_q_incl, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->base.cu_seqlens_q_incl, !prefill, (!prefill), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 14, -1, -1, "InputMetadataV41.cu_seqlens_q_incl", fault == 1 ? "presence decode" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [Np]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((prefill) && di_is_plain(&rec->base.mirror_index, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->base.mirror_index, prefill, (prefill && ((int64_t)l->cp > INT64_C(1))), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 16, -1, -1, "InputMetadataV41.mirror_index", fault == 1 ? "presence prefill, cap:cp" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [cp_mirror_len]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((prefill) && di_is_plain(&rec->base.mirror_reverse, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->base.mirror_reverse, prefill, (prefill && ((int64_t)l->cp > INT64_C(1))), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 17, -1, -1, "InputMetadataV41.mirror_reverse", fault == 1 ? "presence prefill, cap:cp" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [T]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
+        if ((true) && di_is_plain(&rec->positions_c[b], DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->positions_c[b], true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 18, -1, (int32_t)r, "InputMetadataV41.positions_c", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [CQ(r) | T]/ratio" : "contiguous", step_id}, -1, 0, true, value);
     }
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
+        if ((true) && di_is_plain(&rec->slot_main[b], DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->slot_main[b], true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, -1, (int32_t)r, "InputMetadataV41.slot_main", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [CQ(r) | T]/ratio" : "contiguous", step_id}, -1, 0, true, value);
     }
     do {
+        if ((true) && di_is_plain(&rec->slot_swa, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->slot_swa, true, (true && ((int64_t)l->window > INT64_C(0))), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 20, -1, -1, "InputMetadataV41.slot_swa", fault == 1 ? "presence cap:window" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [T]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->state_slot_idx, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->state_slot_idx, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, -1, -1, "InputMetadataV41.state_slot_idx", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N | T]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->swa_slot_idx, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->swa_slot_idx, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, -1, -1, "InputMetadataV41.swa_slot_idx", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N | T]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
+        if ((prefill) && di_is_plain(&rec->cu_compressed_q[b], DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->cu_compressed_q[b], prefill, (prefill), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 23, -1, (int32_t)r, "InputMetadataV41.cu_compressed_q", fault == 1 ? "presence prefill" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N + 1]/ratio" : "contiguous", step_id}, -1, 0, true, value);
     }
     do {
+        if ((prefill) && di_is_plain(&rec->load_swa, DI_DTYPE_I32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->load_swa, prefill, (prefill && ((int64_t)l->window > INT64_C(0))), DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, -1, -1, "InputMetadataV41.load_swa", fault == 1 ? "presence prefill, cap:window" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [LS, 4]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
+        if ((prefill) && di_is_plain(&rec->load_main[b], DI_DTYPE_I32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->load_main[b], prefill, (prefill), DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, -1, (int32_t)r, "InputMetadataV41.load_main", fault == 1 ? "presence prefill" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [LC(r), 4]/ratio" : "contiguous", step_id}, -1, 0, true, value);
     }
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
+        if ((in_sparse[b] && (prefill)) && di_is_plain(&rec->ks[b], DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->ks[b], in_sparse[b] && (prefill), in_sparse[b] && ((prefill)), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 28, -1, (int32_t)r, "InputMetadataV41.ks", fault == 1 ? "presence prefill" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [T]/ratio" : "contiguous", step_id}, -1, 0, true, value);
     }
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
+        if ((in_sparse[b] && (prefill)) && di_is_plain(&rec->ke[b], DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->ke[b], in_sparse[b] && (prefill), in_sparse[b] && ((prefill)), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 29, -1, (int32_t)r, "InputMetadataV41.ke", fault == 1 ? "presence prefill" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [T]/ratio" : "contiguous", step_id}, -1, 0, true, value);
     }
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
+        if ((in_dense[b] && (true)) && di_is_plain(&rec->ca_offset_len[b], DI_DTYPE_I32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->ca_offset_len[b], in_dense[b] && (true), in_dense[b] && ((true)), DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, -1, (int32_t)r, "InputMetadataV41.ca_offset_len", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [T, 2]/ratio" : "contiguous", step_id}, -1, 0, true, value);
     }
     do {
+        if ((prefill) && di_is_plain(&rec->swa_pivots, DI_DTYPE_I32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->swa_pivots, prefill, (prefill && ((int64_t)l->window > INT64_C(0))), DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, -1, -1, "InputMetadataV41.swa_pivots", fault == 1 ? "presence prefill, cap:window" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [T, 4]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((!prefill) && di_is_plain(&rec->block_tables, DI_DTYPE_I32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->block_tables, !prefill, false, DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 32, -1, -1, "InputMetadataV41.block_tables", fault == 1 ? "presence decode, optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [T, MB]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((!prefill) && di_is_plain(&rec->context_lens, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->context_lens, !prefill, (!prefill), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 33, -1, -1, "InputMetadataV41.context_lens", fault == 1 ? "presence decode" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [T]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
+        if ((in_sparse[b] && (!prefill)) && di_is_plain(&rec->klen[b], DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->klen[b], in_sparse[b] && (!prefill), in_sparse[b] && ((!prefill)), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 34, -1, (int32_t)r, "InputMetadataV41.klen", fault == 1 ? "presence decode" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [T]/ratio" : "contiguous", step_id}, -1, 0, true, value);
     }
     do {
+        if ((!prefill) && di_is_plain(&rec->swa_offset_len, DI_DTYPE_I32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->swa_offset_len, !prefill, (!prefill && ((int64_t)l->window > INT64_C(0))), DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, -1, -1, "InputMetadataV41.swa_offset_len", fault == 1 ? "presence decode, cap:window" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [T, 2]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((!prefill) && di_is_plain(&rec->query_indices, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->query_indices, !prefill, (!prefill), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 36, -1, -1, "InputMetadataV41.query_indices", fault == 1 ? "presence decode" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [T]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->swa_index, DI_DTYPE_I32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->swa_index, true, false, DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 37, -1, -1, "InputMetadataV41.swa_index", fault == 1 ? "presence optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [T, W]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
+        if ((true) && di_is_plain(&rec->main_index[b], DI_DTYPE_I32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->main_index[b], true, false, DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 38, -1, (int32_t)r, "InputMetadataV41.main_index", fault == 1 ? "presence optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [T, align(max_pos // r, 128)]/ratio" : "contiguous", step_id}, -1, 0, true, value);
     }
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
+        if ((true) && di_is_plain(&rec->main_index_len[b], DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->main_index_len[b], true, false, DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 39, -1, (int32_t)r, "InputMetadataV41.main_index_len", fault == 1 ? "presence optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [T]/ratio" : "contiguous", step_id}, -1, 0, true, value);
     }
     do {
+        if ((prefill) && di_is_plain(&rec->rp_query_index, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->rp_query_index, prefill, (prefill && ((int64_t)l->replay_mode == INT64_C(2))), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 40, -1, -1, "InputMetadataV41.rp_query_index", fault == 1 ? "presence prefill, cap:replay_compact" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [Tc]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((prefill) && di_is_plain(&rec->rp_cu_q, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->rp_cu_q, prefill, (prefill && ((int64_t)l->replay_mode == INT64_C(2))), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, -1, -1, "InputMetadataV41.rp_cu_q", fault == 1 ? "presence prefill, cap:replay_compact" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N + 1]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((prefill) && di_is_plain(&rec->rp_positions, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->rp_positions, prefill, (prefill && ((int64_t)l->replay_mode == INT64_C(2))), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 42, -1, -1, "InputMetadataV41.rp_positions", fault == 1 ? "presence prefill, cap:replay_compact" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [Tc]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((prefill) && di_is_plain(&rec->rp_swa_pivots, DI_DTYPE_I32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->rp_swa_pivots, prefill, (prefill && ((int64_t)l->replay_mode != INT64_C(0))), DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 43, -1, -1, "InputMetadataV41.rp_swa_pivots", fault == 1 ? "presence prefill, cap:replay" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [Tm, 4]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
+        if ((in_sparse[b] && (prefill)) && di_is_plain(&rec->rp_ks[b], DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->rp_ks[b], in_sparse[b] && (prefill), in_sparse[b] && ((prefill && ((int64_t)l->replay_mode == INT64_C(2)))), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 44, -1, (int32_t)r, "InputMetadataV41.rp_ks", fault == 1 ? "presence prefill, cap:replay_compact" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [Tc]/ratio" : "contiguous", step_id}, -1, 0, true, value);
     }
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
+        if ((in_sparse[b] && (prefill)) && di_is_plain(&rec->rp_ke[b], DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->rp_ke[b], in_sparse[b] && (prefill), in_sparse[b] && ((prefill && ((int64_t)l->replay_mode == INT64_C(2)))), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 45, -1, (int32_t)r, "InputMetadataV41.rp_ke", fault == 1 ? "presence prefill, cap:replay_compact" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [Tc]/ratio" : "contiguous", step_id}, -1, 0, true, value);
     }
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
+        if ((in_dense[b] && (prefill)) && di_is_plain(&rec->rp_ca_offset_len[b], DI_DTYPE_I32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->rp_ca_offset_len[b], in_dense[b] && (prefill), in_dense[b] && ((prefill && ((int64_t)l->replay_mode == INT64_C(2)))), DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, -1, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", fault == 1 ? "presence prefill, cap:replay_compact" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [Tc, 2]/ratio" : "contiguous", step_id}, -1, 0, true, value);
     }
     do {
+        if ((prefill) && di_is_plain(&rec->rp_slot_swa, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->rp_slot_swa, prefill, (prefill && ((int64_t)l->replay_mode == INT64_C(2))), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 47, -1, -1, "InputMetadataV41.rp_slot_swa", fault == 1 ? "presence prefill, cap:replay_compact" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [Tc]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((!prefill) && di_is_plain(&rec->draft_slot_swa, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->draft_slot_swa, !prefill, false, DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 51, -1, -1, "InputMetadataV41.draft_slot_swa", fault == 1 ? "presence decode, optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [NK]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((!prefill) && di_is_plain(&rec->draft_index, DI_DTYPE_I32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->draft_index, !prefill, false, DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 52, -1, -1, "InputMetadataV41.draft_index", fault == 1 ? "presence decode, optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [NK, DW]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((!prefill) && di_is_plain(&rec->fresh_ids, DI_DTYPE_I32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->fresh_ids, !prefill, false, DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 53, -1, -1, "InputMetadataV41.fresh_ids", fault == 1 ? "presence decode, optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N, Q]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((!prefill) && di_is_plain(&rec->ngram_win, DI_DTYPE_I32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->ngram_win, !prefill, false, DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 54, -1, -1, "InputMetadataV41.ngram_win", fault == 1 ? "presence decode, optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N, K + G - 1]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((!prefill) && di_is_plain(&rec->row_slot_idx, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->row_slot_idx, !prefill, false, DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 55, -1, -1, "InputMetadataV41.row_slot_idx", fault == 1 ? "presence decode, optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [T]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
@@ -2430,10 +2587,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->base.input_ids)) continue;
         const int32_t *f0 = rec->base.input_ids.data; const int64_t n0 = di_size(&rec->base.input_ids);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 5, 3, -1, "InputMetadataV41.input_ids", "all(0 <= input_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* positions: all(0 <= positions < max_pos) */
@@ -2441,10 +2598,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->base.positions)) continue;
         const int32_t *f0 = rec->base.positions.data; const int64_t n0 = di_size(&rec->base.positions);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->max_pos, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_pos)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub((int64_t)l->max_pos, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_pos))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_pos)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 6, 4, -1, "InputMetadataV41.positions", "all(0 <= positions < max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* positions: all(positions == repeat(diff(cu_seqlens_k) - diff(cu_seqlens_q), diff(cu_seqlens_q)) + ramp(diff(cu_seqlens_q))) */
@@ -2536,10 +2693,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->base.ngram_token_ids)) continue;
         const int32_t *f0 = rec->base.ngram_token_ids.data; const int64_t n0 = di_size(&rec->base.ngram_token_ids);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 9, 7, -1, "InputMetadataV41.ngram_token_ids", "all(ngram_token_ids >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* seqlens_q: all(1 <= seqlens_q <= Q) */
@@ -2548,11 +2705,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->base.seqlens_q.data; const int64_t n0 = di_size(&rec->base.seqlens_q);
         (void)f0; (void)n0;
         const int64_t s1 = di_add((int64_t)l->num_draft, INT64_C(1));
-        if (di_in_range(f0, n0, INT64_C(1), s1)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) <= s1));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 10, 8, -1, "InputMetadataV41.seqlens_q", "all(1 <= seqlens_q <= Q)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(1), s1)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 10, 8, -1, "InputMetadataV41.seqlens_q", "all(1 <= seqlens_q <= Q)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* seqlens_q: sum(seqlens_q) == T */
     do {
@@ -2576,9 +2733,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&step->seqlens_q)) continue;
         const int32_t *f1 = step->seqlens_q.data; const int64_t n1 = di_size(&step->seqlens_q);
         (void)f1; (void)n1;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i]))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 10, 10, -1, "InputMetadataV41.seqlens_q", "all(seqlens_q == step.seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 10, 10, -1, "InputMetadataV41.seqlens_q", "all(seqlens_q == step.seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
@@ -2590,9 +2747,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->base.seqlens_k)) continue;
         const int32_t *f1 = rec->base.seqlens_k.data; const int64_t n1 = di_size(&rec->base.seqlens_k);
         (void)f1; (void)n1;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i]))) & ((int32_t)(((int64_t)f1[i])) <= (int32_t)((int64_t)l->max_pos)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i]))) & ((int32_t)(((int64_t)f1[i])) <= (int32_t)((int64_t)l->max_pos))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i]))) & ((int32_t)(((int64_t)f1[i])) <= (int32_t)((int64_t)l->max_pos)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 11, 11, -1, "InputMetadataV41.seqlens_k", "all(seqlens_q <= seqlens_k <= max_pos)", step_id}, i, 0, true, ((int64_t)f1[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 11, 11, -1, "InputMetadataV41.seqlens_k", "all(seqlens_q <= seqlens_k <= max_pos)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
     } while (0);
@@ -2604,9 +2761,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&step->seqlens_k)) continue;
         const int32_t *f1 = step->seqlens_k.data; const int64_t n1 = di_size(&step->seqlens_k);
         (void)f1; (void)n1;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i]))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 11, 12, -1, "InputMetadataV41.seqlens_k", "all(seqlens_k == step.seqlens_k)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 11, 12, -1, "InputMetadataV41.seqlens_k", "all(seqlens_k == step.seqlens_k)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
@@ -2625,10 +2782,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->base.cu_seqlens_q)) continue;
         const int32_t *f0 = rec->base.cu_seqlens_q.data; const int64_t n0 = di_size(&rec->base.cu_seqlens_q);
         (void)f0; (void)n0;
-        const int64_t n = di_max(n0 - 1, 0); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= INT64_C(1));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= INT64_C(1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 12, 14, -1, "InputMetadataV41.cu_seqlens_q", "all(diff(cu_seqlens_q) >= 1)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
+        const int64_t first = 0, n = di_max(n0 - 1, 0); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i])) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 12, 14, -1, "InputMetadataV41.cu_seqlens_q", "all(diff(cu_seqlens_q) >= 1)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
     } while (0);
     /* cu_seqlens_q: cu_seqlens_q[-1] == T */
     do {
@@ -2649,9 +2806,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&step->seqlens_q)) continue;
         const int32_t *f1 = step->seqlens_q.data; const int64_t n1 = di_size(&step->seqlens_q);
         (void)f1; (void)n1;
-        const int64_t n = di_min(di_max(n0 - 1, 0), n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i]));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(di_max(n0 - 1, 0), n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i])) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 12, 16, -1, "InputMetadataV41.cu_seqlens_q", "all(diff(cu_seqlens_q) == step.seqlens_q)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
         if (di_max(n0 - 1, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 12, 16, -1, "InputMetadataV41.cu_seqlens_q", "all(diff(cu_seqlens_q) == step.seqlens_q)", step_id}, n, 0, true, (n < di_max(n0 - 1, 0) ? di_sub(((int64_t)f0[(n + 1)]), ((int64_t)f0[n])) : 0));
     } while (0);
@@ -2673,9 +2830,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->base.cu_seqlens_q)) continue;
         const int32_t *f1 = rec->base.cu_seqlens_q.data; const int64_t n1 = di_size(&rec->base.cu_seqlens_q);
         (void)f1; (void)n1;
-        const int64_t n = di_min(di_max(n0 - 1, 0), di_max(n1 - 1, 0)); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(di_max(n0 - 1, 0), di_max(n1 - 1, 0)); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i]))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 13, 18, -1, "InputMetadataV41.cu_seqlens_k", "all(diff(cu_seqlens_k) >= diff(cu_seqlens_q))", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
         if (di_max(n0 - 1, 0) != di_max(n1 - 1, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 13, 18, -1, "InputMetadataV41.cu_seqlens_k", "all(diff(cu_seqlens_k) >= diff(cu_seqlens_q))", step_id}, n, 0, true, (n < di_max(n0 - 1, 0) ? di_sub(((int64_t)f0[(n + 1)]), ((int64_t)f0[n])) : 0));
     } while (0);
@@ -2687,9 +2844,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&step->seqlens_k)) continue;
         const int32_t *f1 = step->seqlens_k.data; const int64_t n1 = di_size(&step->seqlens_k);
         (void)f1; (void)n1;
-        const int64_t n = di_min(di_max(n0 - 1, 0), n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i]));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(di_max(n0 - 1, 0), n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i])) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 13, 19, -1, "InputMetadataV41.cu_seqlens_k", "all(diff(cu_seqlens_k) == step.seqlens_k)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
         if (di_max(n0 - 1, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 13, 19, -1, "InputMetadataV41.cu_seqlens_k", "all(diff(cu_seqlens_k) == step.seqlens_k)", step_id}, n, 0, true, (n < di_max(n0 - 1, 0) ? di_sub(((int64_t)f0[(n + 1)]), ((int64_t)f0[n])) : 0));
     } while (0);
@@ -2699,11 +2856,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->base.cu_seqlens_q_incl.data; const int64_t n0 = di_size(&rec->base.cu_seqlens_q_incl);
         (void)f0; (void)n0;
         const int64_t d_T = (int64_t)rec->base.total_q;
-        if (di_in_range(f0, n0, INT64_C(1), d_T)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) <= d_T));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) <= d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 14, 20, -1, "InputMetadataV41.cu_seqlens_q_incl", "all(1 <= cu_seqlens_q_incl <= T)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(1), d_T)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(d_T))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(d_T)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 14, 20, -1, "InputMetadataV41.cu_seqlens_q_incl", "all(1 <= cu_seqlens_q_incl <= T)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* cu_seqlens_q_incl: all(cu_seqlens_q_incl == cumsum(seqlens_q)) */
     if (level >= DI_LEVEL_FULL) do {
@@ -2743,21 +2900,22 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->base.mirror_index.data; const int64_t n0 = di_size(&rec->base.mirror_index);
         (void)f0; (void)n0;
         const int64_t d_T = (int64_t)rec->base.total_q;
-        if (di_in_range(f0, n0, INT64_C(-1), di_sub(d_T, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < d_T));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 16, 24, -1, "InputMetadataV41.mirror_index", "all(-1 <= mirror_index < T)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        const int64_t s1 = di_sub(d_T, INT64_C(1));
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub(d_T, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 16, 24, -1, "InputMetadataV41.mirror_index", "all(-1 <= mirror_index < T)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* mirror_reverse: all(-1 <= mirror_reverse < cp_mirror_len) */
     do {
         if (!di_readable(&rec->base.mirror_reverse)) continue;
         const int32_t *f0 = rec->base.mirror_reverse.data; const int64_t n0 = di_size(&rec->base.mirror_reverse);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)rec->base.cp_mirror_len, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)rec->base.cp_mirror_len)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub((int64_t)rec->base.cp_mirror_len, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)rec->base.cp_mirror_len))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)rec->base.cp_mirror_len)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 17, 25, -1, "InputMetadataV41.mirror_reverse", "all(-1 <= mirror_reverse < cp_mirror_len)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* positions_c: all(0 <= positions_c[r] < max_pos) */
@@ -2765,10 +2923,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->positions_c[b])) continue;
         const int32_t *f0 = rec->positions_c[b].data; const int64_t n0 = di_size(&rec->positions_c[b]);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->max_pos, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_pos)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub((int64_t)l->max_pos, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_pos))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_pos)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 18, 26, (int32_t)r, "InputMetadataV41.positions_c", "all(0 <= positions_c[r] < max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* positions_c: is_prompt == 0 implies all(positions_c[r] == where((positions + 1) % r == 0, positions // r * r, 0)) */
@@ -2780,9 +2938,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f1 = rec->base.positions.data; const int64_t n1 = di_size(&rec->base.positions);
         (void)f1; (void)n1;
         if (!((int64_t)rec->base.is_prompt == INT64_C(0))) continue;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == ((di_mod(di_add(((int64_t)f1[i]), INT64_C(1)), r) == INT64_C(0)) ? di_mul(di_floordiv(((int64_t)f1[i]), r), r) : INT64_C(0)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i]) == ((di_mod(di_add(((int64_t)f1[i]), INT64_C(1)), r) == INT64_C(0)) ? di_mul(di_floordiv(((int64_t)f1[i]), r), r) : INT64_C(0))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i]) == ((di_mod(di_add(((int64_t)f1[i]), INT64_C(1)), r) == INT64_C(0)) ? di_mul(di_floordiv(((int64_t)f1[i]), r), r) : INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 18, 27, (int32_t)r, "InputMetadataV41.positions_c", "is_prompt == 0 implies all(positions_c[r] == where((positions + 1) % r == 0, positions // r * r, 0))", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 18, 27, (int32_t)r, "InputMetadataV41.positions_c", "is_prompt == 0 implies all(positions_c[r] == where((positions + 1) % r == 0, positions // r * r, 0))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
@@ -2849,12 +3007,13 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->slot_main[b])) continue;
         const int32_t *f0 = rec->slot_main[b].data; const int64_t n0 = di_size(&rec->slot_main[b]);
         (void)f0; (void)n0;
-        const int64_t s1 = di_mul((int64_t)l->num_blocks, di_floordiv((int64_t)l->block_size, r));
-        if (di_in_range(f0, n0, INT64_C(-1), di_sub(s1, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 29, (int32_t)r, "InputMetadataV41.slot_main", "all(-1 <= slot_main[r] < NB * (BS // r))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        const int64_t s1 = di_sub(di_mul((int64_t)l->num_blocks, di_floordiv((int64_t)l->block_size, r)), INT64_C(1));
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t s2 = di_mul((int64_t)l->num_blocks, di_floordiv((int64_t)l->block_size, r));
+        if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub(s2, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 29, (int32_t)r, "InputMetadataV41.slot_main", "all(-1 <= slot_main[r] < NB * (BS // r))", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* slot_main: is_prompt == 0 implies all((slot_main[r] != -1) == ((positions + 1) % r == 0)) */
     if (level >= DI_LEVEL_FULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -2865,9 +3024,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f1 = rec->base.positions.data; const int64_t n1 = di_size(&rec->base.positions);
         (void)f1; (void)n1;
         if (!((int64_t)rec->base.is_prompt == INT64_C(0))) continue;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(-1))) == (di_mod(di_add(((int64_t)f1[i]), INT64_C(1)), r) == INT64_C(0)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(-1))) == (di_mod(di_add(((int64_t)f1[i]), INT64_C(1)), r) == INT64_C(0))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(-1))) == (di_mod(di_add(((int64_t)f1[i]), INT64_C(1)), r) == INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 30, (int32_t)r, "InputMetadataV41.slot_main", "is_prompt == 0 implies all((slot_main[r] != -1) == ((positions + 1) % r == 0))", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 30, (int32_t)r, "InputMetadataV41.slot_main", "is_prompt == 0 implies all((slot_main[r] != -1) == ((positions + 1) % r == 0))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
@@ -3069,12 +3228,13 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->slot_swa)) continue;
         const int32_t *f0 = rec->slot_swa.data; const int64_t n0 = di_size(&rec->slot_swa);
         (void)f0; (void)n0;
-        const int64_t s1 = di_mul((int64_t)l->num_swa_slots, (int64_t)l->swa_ring);
-        if (di_in_range(f0, n0, INT64_C(-1), di_sub(s1, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 20, 37, -1, "InputMetadataV41.slot_swa", "all(-1 <= slot_swa < num_swa_slots * SW)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        const int64_t s1 = di_sub(di_mul((int64_t)l->num_swa_slots, (int64_t)l->swa_ring), INT64_C(1));
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t s2 = di_mul((int64_t)l->num_swa_slots, (int64_t)l->swa_ring);
+        if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub(s2, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 20, 37, -1, "InputMetadataV41.slot_swa", "all(-1 <= slot_swa < num_swa_slots * SW)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* slot_swa: is_prompt == 0 implies all(slot_swa == swa_slot_idx * SW + positions % SW) */
     if (level >= DI_LEVEL_FULL) do {
@@ -3088,9 +3248,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f2 = rec->base.positions.data; const int64_t n2 = di_size(&rec->base.positions);
         (void)f2; (void)n2;
         if (!((int64_t)rec->base.is_prompt == INT64_C(0))) continue;
-        const int64_t n = di_min(di_min(n0, n1), n2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == di_add(di_mul(((int64_t)f1[i]), (int64_t)l->swa_ring), di_mod(((int64_t)f2[i]), (int64_t)l->swa_ring)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(di_min(n0, n1), n2); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i]) == di_add(di_mul(((int64_t)f1[i]), (int64_t)l->swa_ring), di_mod(((int64_t)f2[i]), (int64_t)l->swa_ring))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i]) == di_add(di_mul(((int64_t)f1[i]), (int64_t)l->swa_ring), di_mod(((int64_t)f2[i]), (int64_t)l->swa_ring)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 20, 38, -1, "InputMetadataV41.slot_swa", "is_prompt == 0 implies all(slot_swa == swa_slot_idx * SW + positions % SW)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1 || n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 20, 38, -1, "InputMetadataV41.slot_swa", "is_prompt == 0 implies all(slot_swa == swa_slot_idx * SW + positions % SW)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
@@ -3160,12 +3320,13 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->state_slot_idx)) continue;
         const int32_t *f0 = rec->state_slot_idx.data; const int64_t n0 = di_size(&rec->state_slot_idx);
         (void)f0; (void)n0;
-        const int64_t s1 = di_max((int64_t)l->num_state_slots, INT64_C(1));
-        if (di_in_range(f0, n0, INT64_C(0), di_sub(s1, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, 41, -1, "InputMetadataV41.state_slot_idx", "all(0 <= state_slot_idx < maximum(num_state_slots, 1))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        const int64_t s1 = di_sub(di_max((int64_t)l->num_state_slots, INT64_C(1)), INT64_C(1));
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t s2 = di_max((int64_t)l->num_state_slots, INT64_C(1));
+        if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub(s2, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, 41, -1, "InputMetadataV41.state_slot_idx", "all(0 <= state_slot_idx < maximum(num_state_slots, 1))", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* state_slot_idx: is_prompt == 1 implies all(state_slot_idx == step.state_slot) */
     if (step != NULL) do {
@@ -3176,9 +3337,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f1 = step->state_slot.data; const int64_t n1 = di_size(&step->state_slot);
         (void)f1; (void)n1;
         if (!((int64_t)rec->base.is_prompt == INT64_C(1))) continue;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i]))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, 42, -1, "InputMetadataV41.state_slot_idx", "is_prompt == 1 implies all(state_slot_idx == step.state_slot)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, 42, -1, "InputMetadataV41.state_slot_idx", "is_prompt == 1 implies all(state_slot_idx == step.state_slot)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
@@ -3218,12 +3379,13 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->swa_slot_idx)) continue;
         const int32_t *f0 = rec->swa_slot_idx.data; const int64_t n0 = di_size(&rec->swa_slot_idx);
         (void)f0; (void)n0;
-        const int64_t s1 = di_max((int64_t)l->num_swa_slots, INT64_C(1));
-        if (di_in_range(f0, n0, INT64_C(0), di_sub(s1, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, 44, -1, "InputMetadataV41.swa_slot_idx", "all(0 <= swa_slot_idx < maximum(num_swa_slots, 1))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        const int64_t s1 = di_sub(di_max((int64_t)l->num_swa_slots, INT64_C(1)), INT64_C(1));
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t s2 = di_max((int64_t)l->num_swa_slots, INT64_C(1));
+        if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub(s2, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, 44, -1, "InputMetadataV41.swa_slot_idx", "all(0 <= swa_slot_idx < maximum(num_swa_slots, 1))", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* swa_slot_idx: is_prompt == 1 implies all(swa_slot_idx == step.swa_slot) */
     if (step != NULL) do {
@@ -3234,9 +3396,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f1 = step->swa_slot.data; const int64_t n1 = di_size(&step->swa_slot);
         (void)f1; (void)n1;
         if (!((int64_t)rec->base.is_prompt == INT64_C(1))) continue;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i]))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, 45, -1, "InputMetadataV41.swa_slot_idx", "is_prompt == 1 implies all(swa_slot_idx == step.swa_slot)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, 45, -1, "InputMetadataV41.swa_slot_idx", "is_prompt == 1 implies all(swa_slot_idx == step.swa_slot)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
@@ -3292,9 +3454,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->base.cu_seqlens_q)) continue;
         const int32_t *f2 = rec->base.cu_seqlens_q.data; const int64_t n2 = di_size(&rec->base.cu_seqlens_q);
         (void)f2; (void)n2;
-        const int64_t n = di_min(di_min(di_max(n0 - 1, 0), di_max(n1 - 1, 0)), di_max(n2 - 1, 0)); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == di_max(INT64_C(1), di_sub(di_floordiv(di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])), r), di_floordiv(di_sub(di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])), di_sub(((int64_t)f2[(i + 1)]), ((int64_t)f2[i]))), r))));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(di_min(di_max(n0 - 1, 0), di_max(n1 - 1, 0)), di_max(n2 - 1, 0)); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == di_max(INT64_C(1), di_sub(di_floordiv(di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])), r), di_floordiv(di_sub(di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])), di_sub(((int64_t)f2[(i + 1)]), ((int64_t)f2[i]))), r)))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == di_max(INT64_C(1), di_sub(di_floordiv(di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])), r), di_floordiv(di_sub(di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])), di_sub(((int64_t)f2[(i + 1)]), ((int64_t)f2[i]))), r))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 23, 48, (int32_t)r, "InputMetadataV41.cu_compressed_q", "all(diff(cu_compressed_q[r]) == maximum(1, diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r))", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
         if (di_max(n0 - 1, 0) != di_max(n1 - 1, 0) || di_max(n0 - 1, 0) != di_max(n2 - 1, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 23, 48, (int32_t)r, "InputMetadataV41.cu_compressed_q", "all(diff(cu_compressed_q[r]) == maximum(1, diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r))", step_id}, n, 0, true, (n < di_max(n0 - 1, 0) ? di_sub(((int64_t)f0[(n + 1)]), ((int64_t)f0[n])) : 0));
     }
@@ -3303,9 +3465,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->load_swa)) continue;
         const int32_t *f0 = rec->load_swa.data; const int64_t n0 = di_size(&rec->load_swa);
         (void)f0; (void)n0;
-        const int64_t n = (n0 / 4); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i * 4 + 0]))) & ((int32_t)(((int64_t)f0[i * 4 + 0])) < (int32_t)((int64_t)l->num_swa_slots)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = (n0 / 4); int32_t wrong = 0;
+        if (di_in_range_column(f0 + first * 4 + 0, n - first, 4, INT64_C(-1), di_sub((int64_t)l->num_swa_slots, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i * 4 + 0]))) & ((int32_t)(((int64_t)f0[i * 4 + 0])) < (int32_t)((int64_t)l->num_swa_slots))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i * 4 + 0]))) & ((int32_t)(((int64_t)f0[i * 4 + 0])) < (int32_t)((int64_t)l->num_swa_slots)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 49, -1, "InputMetadataV41.load_swa", "all(-1 <= load_swa[:, 0] < num_swa_slots)", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 0]));
     } while (0);
     /* load_swa: all(0 <= load_swa[:, 1] < load_swa[:, 2]) */
@@ -3313,9 +3476,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->load_swa)) continue;
         const int32_t *f0 = rec->load_swa.data; const int64_t n0 = di_size(&rec->load_swa);
         (void)f0; (void)n0;
-        const int64_t n = (n0 / 4); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 4 + 1]))) & ((int32_t)(((int64_t)f0[i * 4 + 1])) < (int32_t)(((int64_t)f0[i * 4 + 2]))));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = (n0 / 4); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 4 + 1]))) & ((int32_t)(((int64_t)f0[i * 4 + 1])) < (int32_t)(((int64_t)f0[i * 4 + 2])))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 4 + 1]))) & ((int32_t)(((int64_t)f0[i * 4 + 1])) < (int32_t)(((int64_t)f0[i * 4 + 2]))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 50, -1, "InputMetadataV41.load_swa", "all(0 <= load_swa[:, 1] < load_swa[:, 2])", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 1]));
     } while (0);
     /* load_swa: all(load_swa[:, 2] <= where(load_swa[:, 0] == -1, W, SW)) */
@@ -3323,9 +3486,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->load_swa)) continue;
         const int32_t *f0 = rec->load_swa.data; const int64_t n0 = di_size(&rec->load_swa);
         (void)f0; (void)n0;
-        const int64_t n = (n0 / 4); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i * 4 + 2]) <= (((int32_t)(((int64_t)f0[i * 4 + 0])) == (int32_t)(INT64_C(-1))) ? (int64_t)l->window : (int64_t)l->swa_ring));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = (n0 / 4); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i * 4 + 2]) <= (((int32_t)(((int64_t)f0[i * 4 + 0])) == (int32_t)(INT64_C(-1))) ? (int64_t)l->window : (int64_t)l->swa_ring)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i * 4 + 2]) <= (((int32_t)(((int64_t)f0[i * 4 + 0])) == (int32_t)(INT64_C(-1))) ? (int64_t)l->window : (int64_t)l->swa_ring))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 51, -1, "InputMetadataV41.load_swa", "all(load_swa[:, 2] <= where(load_swa[:, 0] == -1, W, SW))", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 2]));
     } while (0);
     /* load_swa: all(load_swa[:, 3] == cumsum(load_swa[:, 2] - load_swa[:, 1]) - (load_swa[:, 2] - load_swa[:, 1])) */
@@ -3372,9 +3535,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->load_main[b])) continue;
         const int32_t *f0 = rec->load_main[b].data; const int64_t n0 = di_size(&rec->load_main[b]);
         (void)f0; (void)n0;
-        const int64_t n = (n0 / 4); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i * 4 + 0]))) & ((int32_t)(((int64_t)f0[i * 4 + 0])) < (int32_t)((int64_t)l->num_blocks))) & ((int32_t)(((int64_t)f0[i * 4 + 0])) != (int32_t)(INT64_C(0))));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = (n0 / 4); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= ((((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i * 4 + 0]))) & ((int32_t)(((int64_t)f0[i * 4 + 0])) < (int32_t)((int64_t)l->num_blocks))) & ((int32_t)(((int64_t)f0[i * 4 + 0])) != (int32_t)(INT64_C(0)))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i * 4 + 0]))) & ((int32_t)(((int64_t)f0[i * 4 + 0])) < (int32_t)((int64_t)l->num_blocks))) & ((int32_t)(((int64_t)f0[i * 4 + 0])) != (int32_t)(INT64_C(0))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 56, (int32_t)r, "InputMetadataV41.load_main", "all(-1 <= load_main[r][:, 0] < NB and load_main[r][:, 0] != 0)", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 0]));
     }
     /* load_main: all(0 <= load_main[r][:, 1] < load_main[r][:, 2]) */
@@ -3382,9 +3545,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->load_main[b])) continue;
         const int32_t *f0 = rec->load_main[b].data; const int64_t n0 = di_size(&rec->load_main[b]);
         (void)f0; (void)n0;
-        const int64_t n = (n0 / 4); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 4 + 1]))) & ((int32_t)(((int64_t)f0[i * 4 + 1])) < (int32_t)(((int64_t)f0[i * 4 + 2]))));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = (n0 / 4); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 4 + 1]))) & ((int32_t)(((int64_t)f0[i * 4 + 1])) < (int32_t)(((int64_t)f0[i * 4 + 2])))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 4 + 1]))) & ((int32_t)(((int64_t)f0[i * 4 + 1])) < (int32_t)(((int64_t)f0[i * 4 + 2]))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 57, (int32_t)r, "InputMetadataV41.load_main", "all(0 <= load_main[r][:, 1] < load_main[r][:, 2])", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 1]));
     }
     /* load_main: all(load_main[r][:, 2] <= BS // r) */
@@ -3393,10 +3556,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->load_main[b].data; const int64_t n0 = di_size(&rec->load_main[b]);
         (void)f0; (void)n0;
         const int64_t s1 = di_floordiv((int64_t)l->block_size, r);
-        const int64_t n = (n0 / 4); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i * 4 + 2]) <= s1);
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int64_t)f0[i * 4 + 2]) <= s1)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 58, (int32_t)r, "InputMetadataV41.load_main", "all(load_main[r][:, 2] <= BS // r)", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 2]));
+        const int64_t first = 0, n = (n0 / 4); int32_t wrong = 0;
+        if (di_in_range_column(f0 + first * 4 + 2, n - first, 4, INT32_MIN, s1)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i * 4 + 2])) <= di_narrow(s1)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!((int32_t)(((int64_t)f0[i * 4 + 2])) <= di_narrow(s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 58, (int32_t)r, "InputMetadataV41.load_main", "all(load_main[r][:, 2] <= BS // r)", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 2]));
     }
     /* load_main: all(load_main[r][:, 3] == cumsum(load_main[r][:, 2] - load_main[r][:, 1]) - (load_main[r][:, 2] - load_main[r][:, 1])) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r;
@@ -3522,10 +3686,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->ks[b])) continue;
         const int32_t *f0 = rec->ks[b].data; const int64_t n0 = di_size(&rec->ks[b]);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), (int64_t)rec->total_k_main[b])) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)rec->total_k_main[b])));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), (int64_t)rec->total_k_main[b])) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)rec->total_k_main[b]))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)rec->total_k_main[b])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 28, 64, (int32_t)r, "InputMetadataV41.ks", "all(0 <= ks[r] <= total_k_main[r])", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* ks: all(ks[r] == repeat(cumsum(maximum(1, diff(cu_seqlens_k) // r)) - maximum(1, diff(cu_seqlens_k) // r), diff(cu_seqlens_q))) */
@@ -3566,10 +3730,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->ke[b])) continue;
         const int32_t *f0 = rec->ke[b].data; const int64_t n0 = di_size(&rec->ke[b]);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT32_MIN, (int64_t)rec->total_k_main[b])) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)rec->total_k_main[b]));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT32_MIN, (int64_t)rec->total_k_main[b])) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)rec->total_k_main[b])) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)rec->total_k_main[b]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 29, 66, (int32_t)r, "InputMetadataV41.ke", "all(ke[r] <= total_k_main[r])", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* ke: all(ke[r] - ks[r] == (positions + 1) // r) */
@@ -3583,9 +3747,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->base.positions)) continue;
         const int32_t *f2 = rec->base.positions.data; const int64_t n2 = di_size(&rec->base.positions);
         (void)f2; (void)n2;
-        const int64_t n = di_min(di_min(n0, n1), n2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[i]), ((int64_t)f1[i])) == di_floordiv(di_add(((int64_t)f2[i]), INT64_C(1)), r));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(di_min(n0, n1), n2); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (di_sub(((int64_t)f0[i]), ((int64_t)f1[i])) == di_floordiv(di_add(((int64_t)f2[i]), INT64_C(1)), r)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(di_sub(((int64_t)f0[i]), ((int64_t)f1[i])) == di_floordiv(di_add(((int64_t)f2[i]), INT64_C(1)), r))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 29, 67, (int32_t)r, "InputMetadataV41.ke", "all(ke[r] - ks[r] == (positions + 1) // r)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1 || n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 29, 67, (int32_t)r, "InputMetadataV41.ke", "all(ke[r] - ks[r] == (positions + 1) // r)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
@@ -3594,10 +3758,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->ca_offset_len[b])) continue;
         const int32_t *f0 = rec->ca_offset_len[b].data; const int64_t n0 = di_size(&rec->ca_offset_len[b]);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 68, (int32_t)r, "InputMetadataV41.ca_offset_len", "all(ca_offset_len[r] >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* ca_offset_len: is_prompt == 0 implies T * MB * (BS // r) < 2147483648 */
@@ -3614,9 +3778,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t d_T = (int64_t)rec->base.total_q;
         if (!((int64_t)rec->base.is_prompt == INT64_C(0))) continue;
         const int64_t s1 = di_floordiv((int64_t)l->block_size, r);
-        const int64_t n = di_min((n0 / 2), di_max(d_T, 0)); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i * 2 + 0]) == di_mul(di_mul((i), (int64_t)l->max_blocks), s1));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min((n0 / 2), di_max(d_T, 0)); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i * 2 + 0]) == di_mul(di_mul((i), (int64_t)l->max_blocks), s1)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i * 2 + 0]) == di_mul(di_mul((i), (int64_t)l->max_blocks), s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 70, (int32_t)r, "InputMetadataV41.ca_offset_len", "is_prompt == 0 implies all(ca_offset_len[r][:, 0] == arange(T) * MB * (BS // r))", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
         if ((n0 / 2) != di_max(d_T, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 70, (int32_t)r, "InputMetadataV41.ca_offset_len", "is_prompt == 0 implies all(ca_offset_len[r][:, 0] == arange(T) * MB * (BS // r))", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 0]) : 0));
     }
@@ -3628,9 +3792,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->base.positions)) continue;
         const int32_t *f1 = rec->base.positions.data; const int64_t n1 = di_size(&rec->base.positions);
         (void)f1; (void)n1;
-        const int64_t n = di_min((n0 / 2), n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min((n0 / 2), n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 71, (int32_t)r, "InputMetadataV41.ca_offset_len", "all(ca_offset_len[r][:, 1] == (positions + 1) // r)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
         if ((n0 / 2) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 71, (int32_t)r, "InputMetadataV41.ca_offset_len", "all(ca_offset_len[r][:, 1] == (positions + 1) // r)", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 1]) : 0));
     }
@@ -3672,10 +3836,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->swa_pivots)) continue;
         const int32_t *f0 = rec->swa_pivots.data; const int64_t n0 = di_size(&rec->swa_pivots);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 73, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* swa_pivots: all(swa_pivots[:, 1] + swa_pivots[:, 3] <= minimum(W, positions + 1)) */
@@ -3686,9 +3850,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->base.positions)) continue;
         const int32_t *f1 = rec->base.positions.data; const int64_t n1 = di_size(&rec->base.positions);
         (void)f1; (void)n1;
-        const int64_t n = di_min((n0 / 4), n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (di_add(((int64_t)f0[i * 4 + 1]), ((int64_t)f0[i * 4 + 3])) <= di_min((int64_t)l->window, di_add(((int64_t)f1[i]), INT64_C(1))));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min((n0 / 4), n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (di_add(((int64_t)f0[i * 4 + 1]), ((int64_t)f0[i * 4 + 3])) <= di_min((int64_t)l->window, di_add(((int64_t)f1[i]), INT64_C(1)))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(di_add(((int64_t)f0[i * 4 + 1]), ((int64_t)f0[i * 4 + 3])) <= di_min((int64_t)l->window, di_add(((int64_t)f1[i]), INT64_C(1))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 74, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 1] + swa_pivots[:, 3] <= minimum(W, positions + 1))", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 1]));
         if ((n0 / 4) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 74, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 1] + swa_pivots[:, 3] <= minimum(W, positions + 1))", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 1]) : 0));
     } while (0);
@@ -3729,9 +3893,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t d_N = (int64_t)rec->base.num_reqs;
         const int64_t d_T = (int64_t)rec->base.total_q;
         const int64_t s1 = di_mul(d_N, (int64_t)l->window);
-        const int64_t n = di_min((n0 / 4), di_max(d_T, 0)); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (!((int32_t)(((int64_t)f0[i * 4 + 3])) > (int32_t)(INT64_C(0))) | (di_add(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 3])) == di_add(di_add(s1, (i)), INT64_C(1))));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min((n0 / 4), di_max(d_T, 0)); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (!((int32_t)(((int64_t)f0[i * 4 + 3])) > (int32_t)(INT64_C(0))) | (di_add(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 3])) == di_add(di_add(s1, (i)), INT64_C(1)))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(!((int32_t)(((int64_t)f0[i * 4 + 3])) > (int32_t)(INT64_C(0))) | (di_add(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 3])) == di_add(di_add(s1, (i)), INT64_C(1))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 76, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 3] > 0 implies swa_pivots[:, 2] + swa_pivots[:, 3] == N * W + arange(T) + 1)", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 3]));
         if ((n0 / 4) != di_max(d_T, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 76, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 3] > 0 implies swa_pivots[:, 2] + swa_pivots[:, 3] == N * W + arange(T) + 1)", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 3]) : 0));
     } while (0);
@@ -3805,10 +3969,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->context_lens)) continue;
         const int32_t *f0 = rec->context_lens.data; const int64_t n0 = di_size(&rec->context_lens);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(1), (int64_t)l->max_pos)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_pos)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(1), (int64_t)l->max_pos)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_pos))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_pos)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 33, 79, -1, "InputMetadataV41.context_lens", "all(1 <= context_lens <= max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* context_lens: all(context_lens == positions + 1) */
@@ -3819,9 +3983,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->base.positions)) continue;
         const int32_t *f1 = rec->base.positions.data; const int64_t n1 = di_size(&rec->base.positions);
         (void)f1; (void)n1;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == di_add(((int64_t)f1[i]), INT64_C(1)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i]) == di_add(((int64_t)f1[i]), INT64_C(1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i]) == di_add(((int64_t)f1[i]), INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 33, 80, -1, "InputMetadataV41.context_lens", "all(context_lens == positions + 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 33, 80, -1, "InputMetadataV41.context_lens", "all(context_lens == positions + 1)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
@@ -3831,11 +3995,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->klen[b].data; const int64_t n0 = di_size(&rec->klen[b]);
         (void)f0; (void)n0;
         const int64_t s1 = di_floordiv((int64_t)l->max_pos, r);
-        if (di_in_range(f0, n0, INT64_C(0), s1)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) <= s1));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 34, 81, (int32_t)r, "InputMetadataV41.klen", "all(0 <= klen[r] <= max_pos // r)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), s1)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 34, 81, (int32_t)r, "InputMetadataV41.klen", "all(0 <= klen[r] <= max_pos // r)", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* klen: all(klen[r] == (positions + 1) // r) */
     if (level >= DI_LEVEL_FULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_sparse[b]) continue;
@@ -3845,9 +4009,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->base.positions)) continue;
         const int32_t *f1 = rec->base.positions.data; const int64_t n1 = di_size(&rec->base.positions);
         (void)f1; (void)n1;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 34, 82, (int32_t)r, "InputMetadataV41.klen", "all(klen[r] == (positions + 1) // r)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 34, 82, (int32_t)r, "InputMetadataV41.klen", "all(klen[r] == (positions + 1) // r)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
@@ -3856,20 +4020,23 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->swa_offset_len)) continue;
         const int32_t *f0 = rec->swa_offset_len.data; const int64_t n0 = di_size(&rec->swa_offset_len);
         (void)f0; (void)n0;
-        const int64_t s1 = di_mul((int64_t)l->num_swa_slots, (int64_t)l->swa_ring);
-        const int64_t n = (n0 / 2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & (((int64_t)f0[i * 2 + 0]) < s1));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & (((int64_t)f0[i * 2 + 0]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 83, -1, "InputMetadataV41.swa_offset_len", "all(0 <= swa_offset_len[:, 0] < num_swa_slots * SW)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
+        const int64_t s1 = di_sub(di_mul((int64_t)l->num_swa_slots, (int64_t)l->swa_ring), INT64_C(1));
+        const int64_t first = 0, n = (n0 / 2); int32_t wrong = 0;
+        const int64_t s2 = di_mul((int64_t)l->num_swa_slots, (int64_t)l->swa_ring);
+        if (di_in_range_column(f0 + first * 2 + 0, n - first, 2, INT64_C(0), di_sub(s2, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & ((int32_t)(((int64_t)f0[i * 2 + 0])) <= di_narrow(s1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & ((int32_t)(((int64_t)f0[i * 2 + 0])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 83, -1, "InputMetadataV41.swa_offset_len", "all(0 <= swa_offset_len[:, 0] < num_swa_slots * SW)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
     } while (0);
     /* swa_offset_len: all(0 <= swa_offset_len[:, 1] <= W) */
     do {
         if (!di_readable(&rec->swa_offset_len)) continue;
         const int32_t *f0 = rec->swa_offset_len.data; const int64_t n0 = di_size(&rec->swa_offset_len);
         (void)f0; (void)n0;
-        const int64_t n = (n0 / 2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) <= (int32_t)((int64_t)l->window)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = (n0 / 2); int32_t wrong = 0;
+        if (di_in_range_column(f0 + first * 2 + 1, n - first, 2, INT64_C(0), (int64_t)l->window)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) <= (int32_t)((int64_t)l->window))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) <= (int32_t)((int64_t)l->window)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 84, -1, "InputMetadataV41.swa_offset_len", "all(0 <= swa_offset_len[:, 1] <= W)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
     } while (0);
     /* swa_offset_len: all(swa_offset_len[:, 1] == minimum(positions + 1, W)) */
@@ -3880,9 +4047,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->base.positions)) continue;
         const int32_t *f1 = rec->base.positions.data; const int64_t n1 = di_size(&rec->base.positions);
         (void)f1; (void)n1;
-        const int64_t n = di_min((n0 / 2), n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i * 2 + 1]) == di_min(di_add(((int64_t)f1[i]), INT64_C(1)), (int64_t)l->window));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min((n0 / 2), n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i * 2 + 1]) == di_min(di_add(((int64_t)f1[i]), INT64_C(1)), (int64_t)l->window)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i * 2 + 1]) == di_min(di_add(((int64_t)f1[i]), INT64_C(1)), (int64_t)l->window))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 85, -1, "InputMetadataV41.swa_offset_len", "all(swa_offset_len[:, 1] == minimum(positions + 1, W))", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
         if ((n0 / 2) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 85, -1, "InputMetadataV41.swa_offset_len", "all(swa_offset_len[:, 1] == minimum(positions + 1, W))", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 1]) : 0));
     } while (0);
@@ -3897,9 +4064,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->base.positions)) continue;
         const int32_t *f2 = rec->base.positions.data; const int64_t n2 = di_size(&rec->base.positions);
         (void)f2; (void)n2;
-        const int64_t n = di_min(di_min((n0 / 2), n1), n2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i * 2 + 0]) == di_add(di_mul(((int64_t)f1[i]), (int64_t)l->swa_ring), di_mod(di_sub(di_add(((int64_t)f2[i]), INT64_C(1)), ((int64_t)f0[i * 2 + 1])), (int64_t)l->swa_ring)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(di_min((n0 / 2), n1), n2); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i * 2 + 0]) == di_add(di_mul(((int64_t)f1[i]), (int64_t)l->swa_ring), di_mod(di_sub(di_add(((int64_t)f2[i]), INT64_C(1)), ((int64_t)f0[i * 2 + 1])), (int64_t)l->swa_ring))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i * 2 + 0]) == di_add(di_mul(((int64_t)f1[i]), (int64_t)l->swa_ring), di_mod(di_sub(di_add(((int64_t)f2[i]), INT64_C(1)), ((int64_t)f0[i * 2 + 1])), (int64_t)l->swa_ring)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 86, -1, "InputMetadataV41.swa_offset_len", "all(swa_offset_len[:, 0] == swa_slot_idx * SW + (positions + 1 - swa_offset_len[:, 1]) % SW)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
         if ((n0 / 2) != n1 || (n0 / 2) != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 86, -1, "InputMetadataV41.swa_offset_len", "all(swa_offset_len[:, 0] == swa_slot_idx * SW + (positions + 1 - swa_offset_len[:, 1]) % SW)", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 0]) : 0));
     } while (0);
@@ -3909,10 +4076,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->query_indices.data; const int64_t n0 = di_size(&rec->query_indices);
         (void)f0; (void)n0;
         const int64_t d_N = (int64_t)rec->base.num_reqs;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(998244353))) | (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < d_N)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(998244353))) | (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < d_N)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 36, 87, -1, "InputMetadataV41.query_indices", "all(query_indices == 998244353 or 0 <= query_indices < N)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        const int64_t s1 = di_sub(d_N, INT64_C(1));
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(998244353))) | (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(998244353))) | (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 36, 87, -1, "InputMetadataV41.query_indices", "all(query_indices == 998244353 or 0 <= query_indices < N)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* query_indices: all(query_indices == 998244353 or query_indices == repeat(arange(N), seqlens_q)) */
     if (level >= DI_LEVEL_FULL) do {
@@ -3951,9 +4119,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->base.valid_token_mask)) continue;
         const uint8_t *f1 = rec->base.valid_token_mask.data; const int64_t n1 = di_size(&rec->base.valid_token_mask);
         (void)f1; (void)n1;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(998244353))) == (!(((int64_t)f1[i]) != 0)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(998244353))) == (!(((int64_t)f1[i]) != 0))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(998244353))) == (!(((int64_t)f1[i]) != 0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 36, 89, -1, "InputMetadataV41.query_indices", "all((query_indices == 998244353) == (not valid_token_mask))", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 36, 89, -1, "InputMetadataV41.query_indices", "all((query_indices == 998244353) == (not valid_token_mask))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
@@ -3963,21 +4131,22 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->rp_query_index.data; const int64_t n0 = di_size(&rec->rp_query_index);
         (void)f0; (void)n0;
         const int64_t d_T = (int64_t)rec->base.total_q;
-        if (di_in_range(f0, n0, INT64_C(0), di_sub(d_T, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < d_T));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 40, 90, -1, "InputMetadataV41.rp_query_index", "all(0 <= rp_query_index < T)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        const int64_t s1 = di_sub(d_T, INT64_C(1));
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub(d_T, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 40, 90, -1, "InputMetadataV41.rp_query_index", "all(0 <= rp_query_index < T)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* rp_query_index: all(diff(rp_query_index) >= 1) */
     do {
         if (!di_readable(&rec->rp_query_index)) continue;
         const int32_t *f0 = rec->rp_query_index.data; const int64_t n0 = di_size(&rec->rp_query_index);
         (void)f0; (void)n0;
-        const int64_t n = di_max(n0 - 1, 0); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= INT64_C(1));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= INT64_C(1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 40, 91, -1, "InputMetadataV41.rp_query_index", "all(diff(rp_query_index) >= 1)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
+        const int64_t first = 0, n = di_max(n0 - 1, 0); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i])) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 40, 91, -1, "InputMetadataV41.rp_query_index", "all(diff(rp_query_index) >= 1)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
     } while (0);
     /* rp_cu_q: rp_cu_q[0] == 0 */
     do {
@@ -3994,10 +4163,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->rp_cu_q)) continue;
         const int32_t *f0 = rec->rp_cu_q.data; const int64_t n0 = di_size(&rec->rp_cu_q);
         (void)f0; (void)n0;
-        const int64_t n = di_max(n0 - 1, 0); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= INT64_C(1));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= INT64_C(1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 93, -1, "InputMetadataV41.rp_cu_q", "all(diff(rp_cu_q) >= 1)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
+        const int64_t first = 0, n = di_max(n0 - 1, 0); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i])) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 93, -1, "InputMetadataV41.rp_cu_q", "all(diff(rp_cu_q) >= 1)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
     } while (0);
     /* rp_cu_q: rp_cu_q[-1] == Tc */
     do {
@@ -4035,10 +4204,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->rp_swa_pivots)) continue;
         const int32_t *f0 = rec->rp_swa_pivots.data; const int64_t n0 = di_size(&rec->rp_swa_pivots);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 43, 96, -1, "InputMetadataV41.rp_swa_pivots", "all(rp_swa_pivots >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* rp_ks: all(rp_ks[r] == gather(ks[r], rp_query_index)) */
@@ -4086,10 +4255,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->rp_ca_offset_len[b])) continue;
         const int32_t *f0 = rec->rp_ca_offset_len[b].data; const int64_t n0 = di_size(&rec->rp_ca_offset_len[b]);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 99, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r] >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* rp_ca_offset_len: all(rp_ca_offset_len[r][:, 1] == (rp_positions + 1) // r) */
@@ -4100,9 +4269,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->rp_positions)) continue;
         const int32_t *f1 = rec->rp_positions.data; const int64_t n1 = di_size(&rec->rp_positions);
         (void)f1; (void)n1;
-        const int64_t n = di_min((n0 / 2), n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min((n0 / 2), n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 100, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r][:, 1] == (rp_positions + 1) // r)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
         if ((n0 / 2) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 100, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r][:, 1] == (rp_positions + 1) // r)", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 1]) : 0));
     }
@@ -4111,12 +4280,13 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->rp_slot_swa)) continue;
         const int32_t *f0 = rec->rp_slot_swa.data; const int64_t n0 = di_size(&rec->rp_slot_swa);
         (void)f0; (void)n0;
-        const int64_t s1 = di_mul((int64_t)l->num_swa_slots, (int64_t)l->swa_ring);
-        if (di_in_range(f0, n0, INT64_C(-1), di_sub(s1, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 47, 101, -1, "InputMetadataV41.rp_slot_swa", "all(-1 <= rp_slot_swa < num_swa_slots * SW)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        const int64_t s1 = di_sub(di_mul((int64_t)l->num_swa_slots, (int64_t)l->swa_ring), INT64_C(1));
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t s2 = di_mul((int64_t)l->num_swa_slots, (int64_t)l->swa_ring);
+        if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub(s2, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 47, 101, -1, "InputMetadataV41.rp_slot_swa", "all(-1 <= rp_slot_swa < num_swa_slots * SW)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* rp_total_q: 0 <= rp_total_q <= T */
     do {
@@ -4128,10 +4298,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->fresh_ids)) continue;
         const int32_t *f0 = rec->fresh_ids.data; const int64_t n0 = di_size(&rec->fresh_ids);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 53, 105, -1, "InputMetadataV41.fresh_ids", "all(0 <= fresh_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* ngram_win: all(ngram_win >= -1) */
@@ -4139,10 +4309,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->ngram_win)) continue;
         const int32_t *f0 = rec->ngram_win.data; const int64_t n0 = di_size(&rec->ngram_win);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(-1), INT32_MAX)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(-1), INT32_MAX)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 54, 106, -1, "InputMetadataV41.ngram_win", "all(ngram_win >= -1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* row_slot_idx: all(0 <= row_slot_idx <= max_num_seqs and (row_slot_idx != 0 or not valid_token_mask)) */
@@ -4153,9 +4323,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->base.valid_token_mask)) continue;
         const uint8_t *f1 = rec->base.valid_token_mask.data; const int64_t n1 = di_size(&rec->base.valid_token_mask);
         (void)f1; (void)n1;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs))) & (((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) | (!(((int64_t)f1[i]) != 0))));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= ((((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs))) & (((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) | (!(((int64_t)f1[i]) != 0)))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs))) & (((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) | (!(((int64_t)f1[i]) != 0))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 55, 107, -1, "InputMetadataV41.row_slot_idx", "all(0 <= row_slot_idx <= max_num_seqs and (row_slot_idx != 0 or not valid_token_mask))", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 55, 107, -1, "InputMetadataV41.row_slot_idx", "all(0 <= row_slot_idx <= max_num_seqs and (row_slot_idx != 0 or not valid_token_mask))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
@@ -4207,98 +4377,122 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
     const int32_t drafts = (int32_t)di_min(di_add(l->num_draft, 1), DI_MAX_DRAFT_STEPS);
     const bool prefill = (!di_present(&rec->row_count)); (void)prefill;
     do {
+        if ((true) && di_is_plain(&rec->selected_rows, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->selected_rows, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 2, -1, -1, "SamplerInputs.selected_rows", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N | T]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->selected_prompt_rows, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->selected_prompt_rows, true, false, DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 3, -1, -1, "SamplerInputs.selected_prompt_rows", fault == 1 ? "presence optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [P]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->temperature, DI_DTYPE_F32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->temperature, true, (true), DI_DTYPE_F32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 4, -1, -1, "SamplerInputs.temperature", fault == 1 ? "presence always" : fault == 2 ? "dtype f32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->top_p, DI_DTYPE_F32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->top_p, true, (true), DI_DTYPE_F32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 5, -1, -1, "SamplerInputs.top_p", fault == 1 ? "presence always" : fault == 2 ? "dtype f32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->min_p, DI_DTYPE_F32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->min_p, true, (true), DI_DTYPE_F32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 6, -1, -1, "SamplerInputs.min_p", fault == 1 ? "presence always" : fault == 2 ? "dtype f32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->repetition_penalty, DI_DTYPE_F32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->repetition_penalty, true, (true), DI_DTYPE_F32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 7, -1, -1, "SamplerInputs.repetition_penalty", fault == 1 ? "presence always" : fault == 2 ? "dtype f32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->presence_penalty, DI_DTYPE_F32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->presence_penalty, true, (true), DI_DTYPE_F32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 8, -1, -1, "SamplerInputs.presence_penalty", fault == 1 ? "presence always" : fault == 2 ? "dtype f32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->frequency_penalty, DI_DTYPE_F32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->frequency_penalty, true, (true), DI_DTYPE_F32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 9, -1, -1, "SamplerInputs.frequency_penalty", fault == 1 ? "presence always" : fault == 2 ? "dtype f32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->bias, DI_DTYPE_I32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->bias, true, false, DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 10, -1, -1, "SamplerInputs.bias", fault == 1 ? "presence optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [Xb, 2]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->bias_value, DI_DTYPE_F32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->bias_value, true, false, DI_DTYPE_F32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 11, -1, -1, "SamplerInputs.bias_value", fault == 1 ? "presence optional" : fault == 2 ? "dtype f32" : fault == 3 ? "shape [Xb]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->top_k, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->top_k, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 12, -1, -1, "SamplerInputs.top_k", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->seed, DI_DTYPE_U64, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->seed, true, (true), DI_DTYPE_U64, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 13, -1, -1, "SamplerInputs.seed", fault == 1 ? "presence always" : fault == 2 ? "dtype u64" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->sample_pos, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->sample_pos, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 14, -1, -1, "SamplerInputs.sample_pos", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((!prefill) && di_is_plain(&rec->first_row, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->first_row, !prefill, (!prefill), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 15, -1, -1, "SamplerInputs.first_row", fault == 1 ? "presence decode" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((!prefill) && di_is_plain(&rec->row_count, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->row_count, !prefill, (!prefill), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 16, -1, -1, "SamplerInputs.row_count", fault == 1 ? "presence decode" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((!prefill) && di_is_plain(&rec->draft_rows, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->draft_rows, !prefill, (!prefill && ((int64_t)l->num_draft > INT64_C(0))), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 17, -1, -1, "SamplerInputs.draft_rows", fault == 1 ? "presence decode, cap:draft" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [T]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->draft_write_slot, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->draft_write_slot, true, (true && ((int64_t)l->num_draft > INT64_C(0))), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 18, -1, -1, "SamplerInputs.draft_write_slot", fault == 1 ? "presence cap:draft" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->stop_ids, DI_DTYPE_I32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->stop_ids, true, (true), DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 19, -1, -1, "SamplerInputs.stop_ids", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N, S]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->forced, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->forced, true, false, DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 20, -1, -1, "SamplerInputs.forced", fault == 1 ? "presence optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N | T]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->eos_suppress, DI_DTYPE_I32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->eos_suppress, true, false, DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 21, -1, -1, "SamplerInputs.eos_suppress", fault == 1 ? "presence optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [X, 2]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->prompt_tokens, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->prompt_tokens, true, false, DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 22, -1, -1, "SamplerInputs.prompt_tokens", fault == 1 ? "presence optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [P]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->prompt_counts, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->prompt_counts, true, false, DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 23, -1, -1, "SamplerInputs.prompt_counts", fault == 1 ? "presence optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     for (int32_t b = 0; b < drafts; b++) { const int64_t j = b; (void)j;
+        if ((true) && di_is_plain(&rec->grammar_mask[b], DI_DTYPE_I32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->grammar_mask[b], true, false, DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 24, -1, (int32_t)j, "SamplerInputs.grammar_mask", fault == 1 ? "presence optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N, (V + 31) // 32]/draft_step" : "contiguous", step_id}, -1, 0, true, value);
     }
     for (int32_t b = 0; b < drafts; b++) { const int64_t j = b; (void)j;
+        if ((true) && di_is_plain(&rec->grammar_rows[b], DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->grammar_rows[b], true, false, DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 25, -1, (int32_t)j, "SamplerInputs.grammar_rows", fault == 1 ? "presence optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [m(j)]/draft_step" : "contiguous", step_id}, -1, 0, true, value);
     }
@@ -4508,10 +4702,10 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->selected_rows)) continue;
         const int32_t *f0 = rec->selected_rows.data; const int64_t n0 = di_size(&rec->selected_rows);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->max_num_batched_tokens, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_num_batched_tokens)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub((int64_t)l->max_num_batched_tokens, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_num_batched_tokens))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_num_batched_tokens)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 2, 0, -1, "SamplerInputs.selected_rows", "all(0 <= selected_rows < max_num_batched_tokens)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* selected_rows: all(diff(selected_rows) >= 1) */
@@ -4519,20 +4713,20 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->selected_rows)) continue;
         const int32_t *f0 = rec->selected_rows.data; const int64_t n0 = di_size(&rec->selected_rows);
         (void)f0; (void)n0;
-        const int64_t n = di_max(n0 - 1, 0); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= INT64_C(1));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= INT64_C(1))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 2, 1, -1, "SamplerInputs.selected_rows", "all(diff(selected_rows) >= 1)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
+        const int64_t first = 0, n = di_max(n0 - 1, 0); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i])) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i]))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 2, 1, -1, "SamplerInputs.selected_rows", "all(diff(selected_rows) >= 1)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
     } while (0);
     /* selected_prompt_rows: all(0 <= selected_prompt_rows < max_num_batched_tokens) */
     do {
         if (!di_readable(&rec->selected_prompt_rows)) continue;
         const int32_t *f0 = rec->selected_prompt_rows.data; const int64_t n0 = di_size(&rec->selected_prompt_rows);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->max_num_batched_tokens, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_num_batched_tokens)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub((int64_t)l->max_num_batched_tokens, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_num_batched_tokens))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_num_batched_tokens)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 3, 2, -1, "SamplerInputs.selected_prompt_rows", "all(0 <= selected_prompt_rows < max_num_batched_tokens)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* temperature: all(0 <= temperature and finite(temperature)) */
@@ -4540,9 +4734,10 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->temperature)) continue;
         const float *f0 = rec->temperature.data; const int64_t n0 = di_size(&rec->temperature);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((double)f0[i])) & (isfinite(((double)f0[i])) != 0));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_f32(f0 + first, n - first, 0x0.0p+0f, 0x1.fffffe0000000p+127f)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((INT64_C(0) <= ((double)f0[i])) & (isfinite(((double)f0[i])) != 0)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((INT64_C(0) <= ((double)f0[i])) & (isfinite(((double)f0[i])) != 0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 4, 3, -1, "SamplerInputs.temperature", "all(0 <= temperature and finite(temperature))", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* top_p: all(0 < top_p <= 1) */
@@ -4550,9 +4745,10 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->top_p)) continue;
         const float *f0 = rec->top_p.data; const int64_t n0 = di_size(&rec->top_p);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) < ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_f32(f0 + first, n - first, 0x1.0000000000000p-149f, 0x1.0000000000000p+0f)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((INT64_C(0) < ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((INT64_C(0) < ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 5, 4, -1, "SamplerInputs.top_p", "all(0 < top_p <= 1)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* min_p: all(0 <= min_p <= 1) */
@@ -4560,9 +4756,10 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->min_p)) continue;
         const float *f0 = rec->min_p.data; const int64_t n0 = di_size(&rec->min_p);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_f32(f0 + first, n - first, 0x0.0p+0f, 0x1.0000000000000p+0f)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 6, 5, -1, "SamplerInputs.min_p", "all(0 <= min_p <= 1)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* repetition_penalty: all(repetition_penalty > 0 and finite(repetition_penalty)) */
@@ -4570,9 +4767,10 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->repetition_penalty)) continue;
         const float *f0 = rec->repetition_penalty.data; const int64_t n0 = di_size(&rec->repetition_penalty);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((((double)f0[i]) > INT64_C(0)) & (isfinite(((double)f0[i])) != 0));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_f32(f0 + first, n - first, 0x1.0000000000000p-149f, 0x1.fffffe0000000p+127f)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((((double)f0[i]) > INT64_C(0)) & (isfinite(((double)f0[i])) != 0)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((((double)f0[i]) > INT64_C(0)) & (isfinite(((double)f0[i])) != 0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 7, 6, -1, "SamplerInputs.repetition_penalty", "all(repetition_penalty > 0 and finite(repetition_penalty))", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* presence_penalty: all(finite(presence_penalty)) */
@@ -4580,9 +4778,10 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->presence_penalty)) continue;
         const float *f0 = rec->presence_penalty.data; const int64_t n0 = di_size(&rec->presence_penalty);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (isfinite(((double)f0[i])) != 0);
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_f32(f0 + first, n - first, -0x1.fffffe0000000p+127f, 0x1.fffffe0000000p+127f)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (isfinite(((double)f0[i])) != 0) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(isfinite(((double)f0[i])) != 0)) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 8, 7, -1, "SamplerInputs.presence_penalty", "all(finite(presence_penalty))", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* frequency_penalty: all(finite(frequency_penalty)) */
@@ -4590,9 +4789,10 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->frequency_penalty)) continue;
         const float *f0 = rec->frequency_penalty.data; const int64_t n0 = di_size(&rec->frequency_penalty);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (isfinite(((double)f0[i])) != 0);
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_f32(f0 + first, n - first, -0x1.fffffe0000000p+127f, 0x1.fffffe0000000p+127f)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (isfinite(((double)f0[i])) != 0) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(isfinite(((double)f0[i])) != 0)) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 9, 8, -1, "SamplerInputs.frequency_penalty", "all(finite(frequency_penalty))", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* bias: all(0 <= bias[:, 0] < len(selected_rows)) */
@@ -4603,20 +4803,23 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->selected_rows)) continue;
         const int32_t *f1 = rec->selected_rows.data; const int64_t n1 = di_size(&rec->selected_rows);
         (void)f1; (void)n1;
-        const int64_t s1 = n1;
-        const int64_t n = (n0 / 2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & (((int64_t)f0[i * 2 + 0]) < s1));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & (((int64_t)f0[i * 2 + 0]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 10, 9, -1, "SamplerInputs.bias", "all(0 <= bias[:, 0] < len(selected_rows))", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
+        const int64_t s1 = di_sub(n1, INT64_C(1));
+        const int64_t first = 0, n = (n0 / 2); int32_t wrong = 0;
+        const int64_t s2 = n1;
+        if (di_in_range_column(f0 + first * 2 + 0, n - first, 2, INT64_C(0), di_sub(s2, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & ((int32_t)(((int64_t)f0[i * 2 + 0])) <= di_narrow(s1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & ((int32_t)(((int64_t)f0[i * 2 + 0])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 10, 9, -1, "SamplerInputs.bias", "all(0 <= bias[:, 0] < len(selected_rows))", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
     } while (0);
     /* bias: all(0 <= bias[:, 1] < V) */
     do {
         if (!di_readable(&rec->bias)) continue;
         const int32_t *f0 = rec->bias.data; const int64_t n0 = di_size(&rec->bias);
         (void)f0; (void)n0;
-        const int64_t n = (n0 / 2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) < (int32_t)((int64_t)l->vocab_size)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = (n0 / 2); int32_t wrong = 0;
+        if (di_in_range_column(f0 + first * 2 + 1, n - first, 2, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 10, 10, -1, "SamplerInputs.bias", "all(0 <= bias[:, 1] < V)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
     } while (0);
     /* bias_value: all(finite(bias_value)) */
@@ -4624,9 +4827,10 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->bias_value)) continue;
         const float *f0 = rec->bias_value.data; const int64_t n0 = di_size(&rec->bias_value);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (isfinite(((double)f0[i])) != 0);
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_f32(f0 + first, n - first, -0x1.fffffe0000000p+127f, 0x1.fffffe0000000p+127f)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (isfinite(((double)f0[i])) != 0) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(isfinite(((double)f0[i])) != 0)) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 11, 11, -1, "SamplerInputs.bias_value", "all(finite(bias_value))", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* top_k: all(top_k == -1 or top_k >= 1) */
@@ -4634,9 +4838,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->top_k)) continue;
         const int32_t *f0 = rec->top_k.data; const int64_t n0 = di_size(&rec->top_k);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(1))));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(1)))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(1))))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 12, 12, -1, "SamplerInputs.top_k", "all(top_k == -1 or top_k >= 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* sample_pos: all(0 <= sample_pos <= max_pos) */
@@ -4644,10 +4848,10 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->sample_pos)) continue;
         const int32_t *f0 = rec->sample_pos.data; const int64_t n0 = di_size(&rec->sample_pos);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), (int64_t)l->max_pos)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_pos)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), (int64_t)l->max_pos)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_pos))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_pos)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 14, 13, -1, "SamplerInputs.sample_pos", "all(0 <= sample_pos <= max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* first_row: all(first_row == cumsum(row_count) - row_count) */
@@ -4673,11 +4877,11 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         const int32_t *f0 = rec->row_count.data; const int64_t n0 = di_size(&rec->row_count);
         (void)f0; (void)n0;
         const int64_t s1 = di_add((int64_t)l->num_draft, INT64_C(1));
-        if (di_in_range(f0, n0, INT64_C(1), s1)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) <= s1));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 16, 15, -1, "SamplerInputs.row_count", "all(1 <= row_count <= Q)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(1), s1)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 16, 15, -1, "SamplerInputs.row_count", "all(1 <= row_count <= Q)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* row_count: sum(row_count) == T */
     do {
@@ -4701,9 +4905,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&step->seqlens_q)) continue;
         const int32_t *f1 = step->seqlens_q.data; const int64_t n1 = di_size(&step->seqlens_q);
         (void)f1; (void)n1;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i]))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 16, 17, -1, "SamplerInputs.row_count", "all(row_count == step.seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 16, 17, -1, "SamplerInputs.row_count", "all(row_count == step.seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
@@ -4712,22 +4916,23 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->draft_rows)) continue;
         const int32_t *f0 = rec->draft_rows.data; const int64_t n0 = di_size(&rec->draft_rows);
         (void)f0; (void)n0;
-        const int64_t s1 = di_mul(di_add((int64_t)l->max_num_seqs, INT64_C(1)), (int64_t)l->num_draft);
-        if (di_in_range(f0, n0, INT64_C(0), di_sub(s1, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 17, 18, -1, "SamplerInputs.draft_rows", "all(0 <= draft_rows < (max_num_seqs + 1) * K)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        const int64_t s1 = di_sub(di_mul(di_add((int64_t)l->max_num_seqs, INT64_C(1)), (int64_t)l->num_draft), INT64_C(1));
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t s2 = di_mul(di_add((int64_t)l->max_num_seqs, INT64_C(1)), (int64_t)l->num_draft);
+        if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub(s2, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 17, 18, -1, "SamplerInputs.draft_rows", "all(0 <= draft_rows < (max_num_seqs + 1) * K)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* draft_write_slot: all(0 <= draft_write_slot <= max_num_seqs) */
     do {
         if (!di_readable(&rec->draft_write_slot)) continue;
         const int32_t *f0 = rec->draft_write_slot.data; const int64_t n0 = di_size(&rec->draft_write_slot);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), (int64_t)l->max_num_seqs)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), (int64_t)l->max_num_seqs)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 18, 19, -1, "SamplerInputs.draft_write_slot", "all(0 <= draft_write_slot <= max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* stop_ids: all(-1 <= stop_ids < V) */
@@ -4735,10 +4940,10 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->stop_ids)) continue;
         const int32_t *f0 = rec->stop_ids.data; const int64_t n0 = di_size(&rec->stop_ids);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 19, 20, -1, "SamplerInputs.stop_ids", "all(-1 <= stop_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* forced: all(-1 <= forced < V) */
@@ -4746,10 +4951,10 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->forced)) continue;
         const int32_t *f0 = rec->forced.data; const int64_t n0 = di_size(&rec->forced);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 20, 21, -1, "SamplerInputs.forced", "all(-1 <= forced < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* eos_suppress: all(0 <= eos_suppress[:, 0] < len(selected_rows)) */
@@ -4760,20 +4965,23 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->selected_rows)) continue;
         const int32_t *f1 = rec->selected_rows.data; const int64_t n1 = di_size(&rec->selected_rows);
         (void)f1; (void)n1;
-        const int64_t s1 = n1;
-        const int64_t n = (n0 / 2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & (((int64_t)f0[i * 2 + 0]) < s1));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & (((int64_t)f0[i * 2 + 0]) < s1))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 21, 22, -1, "SamplerInputs.eos_suppress", "all(0 <= eos_suppress[:, 0] < len(selected_rows))", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
+        const int64_t s1 = di_sub(n1, INT64_C(1));
+        const int64_t first = 0, n = (n0 / 2); int32_t wrong = 0;
+        const int64_t s2 = n1;
+        if (di_in_range_column(f0 + first * 2 + 0, n - first, 2, INT64_C(0), di_sub(s2, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & ((int32_t)(((int64_t)f0[i * 2 + 0])) <= di_narrow(s1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & ((int32_t)(((int64_t)f0[i * 2 + 0])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 21, 22, -1, "SamplerInputs.eos_suppress", "all(0 <= eos_suppress[:, 0] < len(selected_rows))", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
     } while (0);
     /* eos_suppress: all(0 <= eos_suppress[:, 1] < V) */
     do {
         if (!di_readable(&rec->eos_suppress)) continue;
         const int32_t *f0 = rec->eos_suppress.data; const int64_t n0 = di_size(&rec->eos_suppress);
         (void)f0; (void)n0;
-        const int64_t n = (n0 / 2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) < (int32_t)((int64_t)l->vocab_size)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = (n0 / 2); int32_t wrong = 0;
+        if (di_in_range_column(f0 + first * 2 + 1, n - first, 2, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 21, 23, -1, "SamplerInputs.eos_suppress", "all(0 <= eos_suppress[:, 1] < V)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
     } while (0);
     /* prompt_tokens: all(0 <= prompt_tokens < V) */
@@ -4781,10 +4989,10 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->prompt_tokens)) continue;
         const int32_t *f0 = rec->prompt_tokens.data; const int64_t n0 = di_size(&rec->prompt_tokens);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 22, 24, -1, "SamplerInputs.prompt_tokens", "all(0 <= prompt_tokens < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* prompt_counts: all(prompt_counts >= 0) */
@@ -4792,10 +5000,10 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->prompt_counts)) continue;
         const int32_t *f0 = rec->prompt_counts.data; const int64_t n0 = di_size(&rec->prompt_counts);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 23, 25, -1, "SamplerInputs.prompt_counts", "all(prompt_counts >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* prompt_counts: sum(prompt_counts) == P */
@@ -4818,21 +5026,22 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         const int32_t *f0 = rec->grammar_rows[b].data; const int64_t n0 = di_size(&rec->grammar_rows[b]);
         (void)f0; (void)n0;
         const int64_t d_N = di_max(free_d_N, 0);
-        if (di_in_range(f0, n0, INT64_C(0), di_sub(d_N, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < d_N));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & (((int64_t)f0[i]) < d_N))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 25, 27, (int32_t)j, "SamplerInputs.grammar_rows", "all(0 <= grammar_rows[j] < N)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        const int64_t s1 = di_sub(d_N, INT64_C(1));
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub(d_N, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 25, 27, (int32_t)j, "SamplerInputs.grammar_rows", "all(0 <= grammar_rows[j] < N)", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* grammar_rows: all(diff(grammar_rows[j]) >= 1) */
     for (int32_t b = 0; b < drafts; b++) { const int64_t j = b; (void)j;
         if (!di_readable(&rec->grammar_rows[b])) continue;
         const int32_t *f0 = rec->grammar_rows[b].data; const int64_t n0 = di_size(&rec->grammar_rows[b]);
         (void)f0; (void)n0;
-        const int64_t n = di_max(n0 - 1, 0); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= INT64_C(1));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= INT64_C(1))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 25, 28, (int32_t)j, "SamplerInputs.grammar_rows", "all(diff(grammar_rows[j]) >= 1)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
+        const int64_t first = 0, n = di_max(n0 - 1, 0); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i])) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i]))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 25, 28, (int32_t)j, "SamplerInputs.grammar_rows", "all(diff(grammar_rows[j]) >= 1)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
     }
     return 0;
 }
@@ -4850,94 +5059,117 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
     if (rec->chain != DI_HASH_SAMPLER_OUTPUT) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 1, -1, -1, "SamplerOutput.chain", "chain of this contract", step_id}, -1, 0, true, (int64_t)rec->chain);
     const bool prefill = false; (void)prefill;
     do {
+        if ((true) && di_is_plain(&rec->sampled_ids, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->sampled_ids, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 2, -1, -1, "SamplerOutput.sampled_ids", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->sampled_ids_device, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->sampled_ids_device, true, false, DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 3, -1, -1, "SamplerOutput.sampled_ids_device", fault == 1 ? "presence optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->sampled_logprob, DI_DTYPE_F32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->sampled_logprob, true, (true), DI_DTYPE_F32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 4, -1, -1, "SamplerOutput.sampled_logprob", fault == 1 ? "presence always" : fault == 2 ? "dtype f32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->verified_ids, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->verified_ids, true, false, DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 5, -1, -1, "SamplerOutput.verified_ids", fault == 1 ? "presence optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [T]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->verified_logprob, DI_DTYPE_F32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->verified_logprob, true, false, DI_DTYPE_F32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 6, -1, -1, "SamplerOutput.verified_logprob", fault == 1 ? "presence optional" : fault == 2 ? "dtype f32" : fault == 3 ? "shape [T]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->draft_logprob, DI_DTYPE_F32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->draft_logprob, true, false, DI_DTYPE_F32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 7, -1, -1, "SamplerOutput.draft_logprob", fault == 1 ? "presence optional" : fault == 2 ? "dtype f32" : fault == 3 ? "shape [T]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->accepted, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->accepted, true, false, DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 8, -1, -1, "SamplerOutput.accepted", fault == 1 ? "presence optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->draft_ids, DI_DTYPE_I32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->draft_ids, true, (true && ((int64_t)l->num_draft > INT64_C(0))), DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 9, -1, -1, "SamplerOutput.draft_ids", fault == 1 ? "presence cap:draft" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N, K]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->draft_ids_device, DI_DTYPE_I32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->draft_ids_device, true, false, DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 10, -1, -1, "SamplerOutput.draft_ids_device", fault == 1 ? "presence optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N, K]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->confidence, DI_DTYPE_F32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->confidence, true, false, DI_DTYPE_F32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 11, -1, -1, "SamplerOutput.confidence", fault == 1 ? "presence optional" : fault == 2 ? "dtype f32" : fault == 3 ? "shape [N, K]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->confidence_device, DI_DTYPE_F32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->confidence_device, true, false, DI_DTYPE_F32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 12, -1, -1, "SamplerOutput.confidence_device", fault == 1 ? "presence optional" : fault == 2 ? "dtype f32" : fault == 3 ? "shape [N, K]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->top_ids, DI_DTYPE_I32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->top_ids, true, false, DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 13, -1, -1, "SamplerOutput.top_ids", fault == 1 ? "presence optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N, M]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->top_logprobs, DI_DTYPE_F32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->top_logprobs, true, false, DI_DTYPE_F32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 14, -1, -1, "SamplerOutput.top_logprobs", fault == 1 ? "presence optional" : fault == 2 ? "dtype f32" : fault == 3 ? "shape [N, M]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->verified_top_ids, DI_DTYPE_I32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->verified_top_ids, true, false, DI_DTYPE_I32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 15, -1, -1, "SamplerOutput.verified_top_ids", fault == 1 ? "presence optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [T, M]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->verified_top_logprobs, DI_DTYPE_F32, 2)) continue;
         int64_t value; const int fault = di_view_fault(&rec->verified_top_logprobs, true, false, DI_DTYPE_F32, 2, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 16, -1, -1, "SamplerOutput.verified_top_logprobs", fault == 1 ? "presence optional" : fault == 2 ? "dtype f32" : fault == 3 ? "shape [T, M]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->sum_smaller, DI_DTYPE_F32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->sum_smaller, true, false, DI_DTYPE_F32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 17, -1, -1, "SamplerOutput.sum_smaller", fault == 1 ? "presence optional" : fault == 2 ? "dtype f32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->verified_sum_smaller, DI_DTYPE_F32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->verified_sum_smaller, true, false, DI_DTYPE_F32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 18, -1, -1, "SamplerOutput.verified_sum_smaller", fault == 1 ? "presence optional" : fault == 2 ? "dtype f32" : fault == 3 ? "shape [T]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->prompt_logprobs, DI_DTYPE_F32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->prompt_logprobs, true, false, DI_DTYPE_F32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 19, -1, -1, "SamplerOutput.prompt_logprobs", fault == 1 ? "presence optional" : fault == 2 ? "dtype f32" : fault == 3 ? "shape [P]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->grammar_status, DI_DTYPE_I8, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->grammar_status, true, false, DI_DTYPE_I8, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 20, -1, -1, "SamplerOutput.grammar_status", fault == 1 ? "presence optional" : fault == 2 ? "dtype i8" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->verified_per_step, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->verified_per_step, true, false, DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 21, -1, -1, "SamplerOutput.verified_per_step", fault == 1 ? "presence optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [K]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->accepted_per_step, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->accepted_per_step, true, false, DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 22, -1, -1, "SamplerOutput.accepted_per_step", fault == 1 ? "presence optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [K]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->moe_balance, DI_DTYPE_F32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->moe_balance, true, false, DI_DTYPE_F32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 24, -1, -1, "SamplerOutput.moe_balance", fault == 1 ? "presence optional" : fault == 2 ? "dtype f32" : fault == 3 ? "shape [2]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->row_status, DI_DTYPE_I8, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->row_status, true, (true), DI_DTYPE_I8, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 26, -1, -1, "SamplerOutput.row_status", fault == 1 ? "presence always" : fault == 2 ? "dtype i8" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
@@ -5140,10 +5372,10 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->sampled_ids)) continue;
         const int32_t *f0 = rec->sampled_ids.data; const int64_t n0 = di_size(&rec->sampled_ids);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 2, 0, -1, "SamplerOutput.sampled_ids", "all(-1 <= sampled_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* sampled_ids: len(sampled_ids) == len(step.seq_uid) */
@@ -5161,9 +5393,10 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->sampled_logprob)) continue;
         const float *f0 = rec->sampled_logprob.data; const int64_t n0 = di_size(&rec->sampled_logprob);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((double)f0[i]) <= INT64_C(0));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_f32(f0 + first, n - first, -INFINITY, 0x0.0p+0f)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((double)f0[i]) <= INT64_C(0)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 4, 2, -1, "SamplerOutput.sampled_logprob", "all(sampled_logprob <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* verified_ids: all(-1 <= verified_ids < V) */
@@ -5171,10 +5404,10 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->verified_ids)) continue;
         const int32_t *f0 = rec->verified_ids.data; const int64_t n0 = di_size(&rec->verified_ids);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 5, 3, -1, "SamplerOutput.verified_ids", "all(-1 <= verified_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* verified_ids: len(verified_ids) == step.num_batched_tokens */
@@ -5185,7 +5418,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!(n0 == (int64_t)step->num_batched_tokens)) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 5, 4, -1, "SamplerOutput.verified_ids", "len(verified_ids) == step.num_batched_tokens", step_id}, -1, 0, true, n0);
     } while (0);
     /* verified_ids: all(ramp(step.seqlens_q) == 0 or ramp(step.seqlens_q) == repeat(step.seqlens_q, step.seqlens_q) - 1 or shift(verified_ids, 0) >= 0 or verified_ids == -1) */
-    if (step != NULL) do {
+    if (level >= DI_LEVEL_FULL) if (step != NULL) do {
         if (!di_readable(&step->seqlens_q)) continue;
         const int32_t *f0 = step->seqlens_q.data; const int64_t n0 = di_size(&step->seqlens_q);
         (void)f0; (void)n0;
@@ -5239,9 +5472,10 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->verified_logprob)) continue;
         const float *f0 = rec->verified_logprob.data; const int64_t n0 = di_size(&rec->verified_logprob);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((double)f0[i]) <= INT64_C(0));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_f32(f0 + first, n - first, -INFINITY, 0x0.0p+0f)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((double)f0[i]) <= INT64_C(0)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 6, 6, -1, "SamplerOutput.verified_logprob", "all(verified_logprob <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* draft_logprob: all(draft_logprob <= 0) */
@@ -5249,9 +5483,10 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->draft_logprob)) continue;
         const float *f0 = rec->draft_logprob.data; const int64_t n0 = di_size(&rec->draft_logprob);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((double)f0[i]) <= INT64_C(0));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_f32(f0 + first, n - first, -INFINITY, 0x0.0p+0f)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((double)f0[i]) <= INT64_C(0)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 7, 7, -1, "SamplerOutput.draft_logprob", "all(draft_logprob <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* accepted: all(0 <= accepted <= K) */
@@ -5259,10 +5494,10 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->accepted)) continue;
         const int32_t *f0 = rec->accepted.data; const int64_t n0 = di_size(&rec->accepted);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), (int64_t)l->num_draft)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->num_draft)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), (int64_t)l->num_draft)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->num_draft))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->num_draft)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 8, 8, -1, "SamplerOutput.accepted", "all(0 <= accepted <= K)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* accepted: all(accepted <= step.seqlens_q - 1) */
@@ -5273,14 +5508,14 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&step->seqlens_q)) continue;
         const int32_t *f1 = step->seqlens_q.data; const int64_t n1 = di_size(&step->seqlens_q);
         (void)f1; (void)n1;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) <= di_sub(((int64_t)f1[i]), INT64_C(1)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i]) <= di_sub(((int64_t)f1[i]), INT64_C(1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i]) <= di_sub(((int64_t)f1[i]), INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 8, 9, -1, "SamplerOutput.accepted", "all(accepted <= step.seqlens_q - 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 8, 9, -1, "SamplerOutput.accepted", "all(accepted <= step.seqlens_q - 1)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* accepted: all(ramp(step.seqlens_q) == repeat(step.seqlens_q, step.seqlens_q) - 1 or (verified_ids >= 0) == (ramp(step.seqlens_q) < repeat(accepted, step.seqlens_q))) */
-    if (step != NULL) do {
+    if (level >= DI_LEVEL_FULL) if (step != NULL) do {
         if (!di_readable(&step->seqlens_q)) continue;
         const int32_t *f0 = step->seqlens_q.data; const int64_t n0 = di_size(&step->seqlens_q);
         (void)f0; (void)n0;
@@ -5361,10 +5596,10 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->draft_ids)) continue;
         const int32_t *f0 = rec->draft_ids.data; const int64_t n0 = di_size(&rec->draft_ids);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 9, 11, -1, "SamplerOutput.draft_ids", "all(-1 <= draft_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* confidence: all(0 <= confidence <= 1) */
@@ -5372,9 +5607,10 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->confidence)) continue;
         const float *f0 = rec->confidence.data; const int64_t n0 = di_size(&rec->confidence);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_f32(f0 + first, n - first, 0x0.0p+0f, 0x1.0000000000000p+0f)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 11, 12, -1, "SamplerOutput.confidence", "all(0 <= confidence <= 1)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* top_ids: all(-1 <= top_ids < V) */
@@ -5382,10 +5618,10 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->top_ids)) continue;
         const int32_t *f0 = rec->top_ids.data; const int64_t n0 = di_size(&rec->top_ids);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 13, 13, -1, "SamplerOutput.top_ids", "all(-1 <= top_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* top_logprobs: all(top_logprobs <= 0) */
@@ -5393,9 +5629,10 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->top_logprobs)) continue;
         const float *f0 = rec->top_logprobs.data; const int64_t n0 = di_size(&rec->top_logprobs);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((double)f0[i]) <= INT64_C(0));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_f32(f0 + first, n - first, -INFINITY, 0x0.0p+0f)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((double)f0[i]) <= INT64_C(0)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 14, 14, -1, "SamplerOutput.top_logprobs", "all(top_logprobs <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* verified_top_ids: all(-1 <= verified_top_ids < V) */
@@ -5403,10 +5640,10 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->verified_top_ids)) continue;
         const int32_t *f0 = rec->verified_top_ids.data; const int64_t n0 = di_size(&rec->verified_top_ids);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 15, 15, -1, "SamplerOutput.verified_top_ids", "all(-1 <= verified_top_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* verified_top_logprobs: all(verified_top_logprobs <= 0) */
@@ -5414,9 +5651,10 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->verified_top_logprobs)) continue;
         const float *f0 = rec->verified_top_logprobs.data; const int64_t n0 = di_size(&rec->verified_top_logprobs);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((double)f0[i]) <= INT64_C(0));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_f32(f0 + first, n - first, -INFINITY, 0x0.0p+0f)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((double)f0[i]) <= INT64_C(0)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 16, 16, -1, "SamplerOutput.verified_top_logprobs", "all(verified_top_logprobs <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* sum_smaller: all(0 <= sum_smaller <= 1.001) */
@@ -5424,9 +5662,10 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->sum_smaller)) continue;
         const float *f0 = rec->sum_smaller.data; const int64_t n0 = di_size(&rec->sum_smaller);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= 1.001));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_f32(f0 + first, n - first, 0x0.0p+0f, 0x1.0041880000000p+0f)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= 1.001)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= 1.001))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 17, 17, -1, "SamplerOutput.sum_smaller", "all(0 <= sum_smaller <= 1.001)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* verified_sum_smaller: all(0 <= verified_sum_smaller <= 1.001) */
@@ -5434,9 +5673,10 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->verified_sum_smaller)) continue;
         const float *f0 = rec->verified_sum_smaller.data; const int64_t n0 = di_size(&rec->verified_sum_smaller);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= 1.001));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_f32(f0 + first, n - first, 0x0.0p+0f, 0x1.0041880000000p+0f)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= 1.001)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= 1.001))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 18, 18, -1, "SamplerOutput.verified_sum_smaller", "all(0 <= verified_sum_smaller <= 1.001)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* prompt_logprobs: all(prompt_logprobs <= 0) */
@@ -5444,9 +5684,10 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->prompt_logprobs)) continue;
         const float *f0 = rec->prompt_logprobs.data; const int64_t n0 = di_size(&rec->prompt_logprobs);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((double)f0[i]) <= INT64_C(0));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_f32(f0 + first, n - first, -INFINITY, 0x0.0p+0f)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((double)f0[i]) <= INT64_C(0)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 19, 19, -1, "SamplerOutput.prompt_logprobs", "all(prompt_logprobs <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* grammar_status: all(-1 <= grammar_status <= 2) */
@@ -5454,9 +5695,10 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->grammar_status)) continue;
         const int8_t *f0 = rec->grammar_status.data; const int64_t n0 = di_size(&rec->grammar_status);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(2))));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_i8(f0 + first, n - first, INT64_C(-1), INT64_C(2))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(2)))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(2))))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 20, 20, -1, "SamplerOutput.grammar_status", "all(-1 <= grammar_status <= 2)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* verified_per_step: all(verified_per_step >= 0) */
@@ -5464,10 +5706,10 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->verified_per_step)) continue;
         const int32_t *f0 = rec->verified_per_step.data; const int64_t n0 = di_size(&rec->verified_per_step);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 21, 21, -1, "SamplerOutput.verified_per_step", "all(verified_per_step >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* accepted_per_step: all(0 <= accepted_per_step <= verified_per_step) */
@@ -5478,9 +5720,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->verified_per_step)) continue;
         const int32_t *f1 = rec->verified_per_step.data; const int64_t n1 = di_size(&rec->verified_per_step);
         (void)f1; (void)n1;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i]))));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i])))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 22, 22, -1, "SamplerOutput.accepted_per_step", "all(0 <= accepted_per_step <= verified_per_step)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 22, 22, -1, "SamplerOutput.accepted_per_step", "all(0 <= accepted_per_step <= verified_per_step)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
@@ -5489,9 +5731,10 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->moe_balance)) continue;
         const float *f0 = rec->moe_balance.data; const int64_t n0 = di_size(&rec->moe_balance);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((double)f0[i]) >= INT64_C(0));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_f32(f0 + first, n - first, 0x0.0p+0f, INFINITY)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((double)f0[i]) >= INT64_C(0)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((double)f0[i]) >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 24, 24, -1, "SamplerOutput.moe_balance", "all(moe_balance >= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* row_status: all(0 <= row_status <= 2) */
@@ -5499,9 +5742,10 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->row_status)) continue;
         const int8_t *f0 = rec->row_status.data; const int64_t n0 = di_size(&rec->row_status);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(2))));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_i8(f0 + first, n - first, INT64_C(0), INT64_C(2))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(2)))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(2))))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 26, 25, -1, "SamplerOutput.row_status", "all(0 <= row_status <= 2)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* row_status: all(row_status != RowStatus.OK or sampled_ids >= 0) */
@@ -5512,9 +5756,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->sampled_ids)) continue;
         const int32_t *f1 = rec->sampled_ids.data; const int64_t n1 = di_size(&rec->sampled_ids);
         (void)f1; (void)n1;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) >= (int32_t)(INT64_C(0))));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) >= (int32_t)(INT64_C(0)))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) >= (int32_t)(INT64_C(0))))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 26, 26, -1, "SamplerOutput.row_status", "all(row_status != RowStatus.OK or sampled_ids >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 26, 26, -1, "SamplerOutput.row_status", "all(row_status != RowStatus.OK or sampled_ids >= 0)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
@@ -5534,82 +5778,102 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
     if (rec->chain != DI_HASH_EVENT_BATCH) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 1, -1, -1, "EventBatch.chain", "chain of this contract", step_id}, -1, 0, true, (int64_t)rec->chain);
     const bool prefill = false; (void)prefill;
     do {
+        if ((true) && di_is_plain(&rec->seq_uid, DI_DTYPE_U64, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->seq_uid, true, (true), DI_DTYPE_U64, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 2, -1, -1, "EventBatch.seq_uid", fault == 1 ? "presence always" : fault == 2 ? "dtype u64" : fault == 3 ? "shape [X]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->kind, DI_DTYPE_U8, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->kind, true, (true), DI_DTYPE_U8, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 3, -1, -1, "EventBatch.kind", fault == 1 ? "presence always" : fault == 2 ? "dtype u8" : fault == 3 ? "shape [X]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->flags, DI_DTYPE_U16, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->flags, true, (true), DI_DTYPE_U16, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, -1, -1, "EventBatch.flags", fault == 1 ? "presence always" : fault == 2 ? "dtype u16" : fault == 3 ? "shape [X]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->token_id, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->token_id, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 5, -1, -1, "EventBatch.token_id", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [X]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->logprob, DI_DTYPE_F32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->logprob, true, (true), DI_DTYPE_F32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 6, -1, -1, "EventBatch.logprob", fault == 1 ? "presence always" : fault == 2 ? "dtype f32" : fault == 3 ? "shape [X]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->draft_logprob, DI_DTYPE_F32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->draft_logprob, true, (true), DI_DTYPE_F32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 7, -1, -1, "EventBatch.draft_logprob", fault == 1 ? "presence always" : fault == 2 ? "dtype f32" : fault == 3 ? "shape [X]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->sum_smaller, DI_DTYPE_F32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->sum_smaller, true, (true), DI_DTYPE_F32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 8, -1, -1, "EventBatch.sum_smaller", fault == 1 ? "presence always" : fault == 2 ? "dtype f32" : fault == 3 ? "shape [X]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->output_index, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->output_index, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 9, -1, -1, "EventBatch.output_index", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [X]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->prompt_len, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->prompt_len, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 10, -1, -1, "EventBatch.prompt_len", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [X]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->finish_reason, DI_DTYPE_U8, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->finish_reason, true, (true), DI_DTYPE_U8, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 11, -1, -1, "EventBatch.finish_reason", fault == 1 ? "presence always" : fault == 2 ? "dtype u8" : fault == 3 ? "shape [X]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->drafted, DI_DTYPE_I16, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->drafted, true, (true), DI_DTYPE_I16, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 12, -1, -1, "EventBatch.drafted", fault == 1 ? "presence always" : fault == 2 ? "dtype i16" : fault == 3 ? "shape [X]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->accepted, DI_DTYPE_I16, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->accepted, true, (true), DI_DTYPE_I16, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 13, -1, -1, "EventBatch.accepted", fault == 1 ? "presence always" : fault == 2 ? "dtype i16" : fault == 3 ? "shape [X]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->conf_offset, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->conf_offset, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 14, -1, -1, "EventBatch.conf_offset", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [X]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->top_offset, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->top_offset, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 15, -1, -1, "EventBatch.top_offset", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [X]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->top_count, DI_DTYPE_I16, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->top_count, true, (true), DI_DTYPE_I16, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 16, -1, -1, "EventBatch.top_count", fault == 1 ? "presence always" : fault == 2 ? "dtype i16" : fault == 3 ? "shape [X]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->prompt_lp_offset, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->prompt_lp_offset, true, (true), DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 17, -1, -1, "EventBatch.prompt_lp_offset", fault == 1 ? "presence always" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [X]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->confidences, DI_DTYPE_F32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->confidences, true, false, DI_DTYPE_F32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 19, -1, -1, "EventBatch.confidences", fault == 1 ? "presence optional" : fault == 2 ? "dtype f32" : fault == 3 ? "shape [C]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->top_ids, DI_DTYPE_I32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->top_ids, true, false, DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 20, -1, -1, "EventBatch.top_ids", fault == 1 ? "presence optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [Y]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->top_logprobs, DI_DTYPE_F32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->top_logprobs, true, false, DI_DTYPE_F32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 21, -1, -1, "EventBatch.top_logprobs", fault == 1 ? "presence optional" : fault == 2 ? "dtype f32" : fault == 3 ? "shape [Y]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
     do {
+        if ((true) && di_is_plain(&rec->prompt_logprobs, DI_DTYPE_F32, 1)) continue;
         int64_t value; const int fault = di_view_fault(&rec->prompt_logprobs, true, false, DI_DTYPE_F32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 22, -1, -1, "EventBatch.prompt_logprobs", fault == 1 ? "presence optional" : fault == 2 ? "dtype f32" : fault == 3 ? "shape [Pl]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
@@ -5762,9 +6026,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->seq_uid)) continue;
         const uint64_t *f0 = rec->seq_uid.data; const int64_t n0 = di_size(&rec->seq_uid);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int64_t)f0[i]) != INT64_C(0));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i]) != INT64_C(0)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i]) != INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 2, 0, -1, "EventBatch.seq_uid", "all(seq_uid != 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* kind: all(kind <= 4) */
@@ -5772,9 +6036,10 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->kind)) continue;
         const uint8_t *f0 = rec->kind.data; const int64_t n0 = di_size(&rec->kind);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(4)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_u8(f0 + first, n - first, INT32_MIN, INT64_C(4))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(4))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(4)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 3, 1, -1, "EventBatch.kind", "all(kind <= 4)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* flags: all((flags & 3) == flags) */
@@ -5782,9 +6047,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->flags)) continue;
         const uint16_t *f0 = rec->flags.data; const int64_t n0 = di_size(&rec->flags);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((((int64_t)f0[i]) & INT64_C(3)) == ((int64_t)f0[i]));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= ((((int64_t)f0[i]) & INT64_C(3)) == ((int64_t)f0[i])) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((((int64_t)f0[i]) & INT64_C(3)) == ((int64_t)f0[i]))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 2, -1, "EventBatch.flags", "all((flags & 3) == flags)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* flags: all(kind == EventKind.FINISH implies (flags & EventFlags.LAST) != 0) */
@@ -5795,23 +6060,23 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->flags)) continue;
         const uint16_t *f1 = rec->flags.data; const int64_t n1 = di_size(&rec->flags);
         (void)f1; (void)n1;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) | ((((int64_t)f1[i]) & INT64_C(1)) != INT64_C(0)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) | ((((int64_t)f1[i]) & INT64_C(1)) != INT64_C(0))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) | ((((int64_t)f1[i]) & INT64_C(1)) != INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 3, -1, "EventBatch.flags", "all(kind == EventKind.FINISH implies (flags & EventFlags.LAST) != 0)", step_id}, i, 0, true, ((int64_t)f1[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 3, -1, "EventBatch.flags", "all(kind == EventKind.FINISH implies (flags & EventFlags.LAST) != 0)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
     } while (0);
     /* flags: all((shift(flags, 0) & EventFlags.LAST) != 0 implies shift(seq_uid, 0) != seq_uid) */
-    do {
+    if (level >= DI_LEVEL_FULL) do {
         if (!di_readable(&rec->flags)) continue;
         const uint16_t *f0 = rec->flags.data; const int64_t n0 = di_size(&rec->flags);
         (void)f0; (void)n0;
         if (!di_readable(&rec->seq_uid)) continue;
         const uint64_t *f1 = rec->seq_uid.data; const int64_t n1 = di_size(&rec->seq_uid);
         (void)f1; (void)n1;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (!(((i > 0 ? ((int64_t)f0[(i - 1)]) : INT64_C(0)) & INT64_C(1)) != INT64_C(0)) | ((i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)) != ((int64_t)f1[i])));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (!(((i > 0 ? ((int64_t)f0[(i - 1)]) : INT64_C(0)) & INT64_C(1)) != INT64_C(0)) | ((i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)) != ((int64_t)f1[i]))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(!(((i > 0 ? ((int64_t)f0[(i - 1)]) : INT64_C(0)) & INT64_C(1)) != INT64_C(0)) | ((i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)) != ((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 4, -1, "EventBatch.flags", "all((shift(flags, 0) & EventFlags.LAST) != 0 implies shift(seq_uid, 0) != seq_uid)", step_id}, i, 0, true, (i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 4, -1, "EventBatch.flags", "all((shift(flags, 0) & EventFlags.LAST) != 0 implies shift(seq_uid, 0) != seq_uid)", step_id}, n, 0, true, (n < n1 ? (n > 0 ? ((int64_t)f1[(n - 1)]) : INT64_C(0)) : 0));
     } while (0);
@@ -5834,10 +6099,10 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->token_id)) continue;
         const int32_t *f0 = rec->token_id.data; const int64_t n0 = di_size(&rec->token_id);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 5, 6, -1, "EventBatch.token_id", "all(-1 <= token_id < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* token_id: all(kind == EventKind.TOKEN implies token_id >= 0) */
@@ -5848,9 +6113,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->token_id)) continue;
         const int32_t *f1 = rec->token_id.data; const int64_t n1 = di_size(&rec->token_id);
         (void)f1; (void)n1;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) >= (int32_t)(INT64_C(0))));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) >= (int32_t)(INT64_C(0)))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) >= (int32_t)(INT64_C(0))))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 5, 7, -1, "EventBatch.token_id", "all(kind == EventKind.TOKEN implies token_id >= 0)", step_id}, i, 0, true, ((int64_t)f1[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 5, 7, -1, "EventBatch.token_id", "all(kind == EventKind.TOKEN implies token_id >= 0)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
     } while (0);
@@ -5862,9 +6127,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->token_id)) continue;
         const int32_t *f1 = rec->token_id.data; const int64_t n1 = di_size(&rec->token_id);
         (void)f1; (void)n1;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) | ((int32_t)(((int64_t)f1[i])) == (int32_t)(INT64_C(-1))));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) | ((int32_t)(((int64_t)f1[i])) == (int32_t)(INT64_C(-1)))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) | ((int32_t)(((int64_t)f1[i])) == (int32_t)(INT64_C(-1))))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 5, 8, -1, "EventBatch.token_id", "all(kind == EventKind.FINISH implies token_id == -1)", step_id}, i, 0, true, ((int64_t)f1[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 5, 8, -1, "EventBatch.token_id", "all(kind == EventKind.FINISH implies token_id == -1)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
     } while (0);
@@ -5873,9 +6138,10 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->logprob)) continue;
         const float *f0 = rec->logprob.data; const int64_t n0 = di_size(&rec->logprob);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((double)f0[i]) <= INT64_C(0));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_f32(f0 + first, n - first, -INFINITY, 0x0.0p+0f)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((double)f0[i]) <= INT64_C(0)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 6, 9, -1, "EventBatch.logprob", "all(logprob <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* draft_logprob: all(draft_logprob <= 0) */
@@ -5883,9 +6149,10 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->draft_logprob)) continue;
         const float *f0 = rec->draft_logprob.data; const int64_t n0 = di_size(&rec->draft_logprob);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((double)f0[i]) <= INT64_C(0));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_f32(f0 + first, n - first, -INFINITY, 0x0.0p+0f)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((double)f0[i]) <= INT64_C(0)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 7, 10, -1, "EventBatch.draft_logprob", "all(draft_logprob <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* sum_smaller: all(0 <= sum_smaller <= 1.001) */
@@ -5893,9 +6160,10 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->sum_smaller)) continue;
         const float *f0 = rec->sum_smaller.data; const int64_t n0 = di_size(&rec->sum_smaller);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= 1.001));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_f32(f0 + first, n - first, 0x0.0p+0f, 0x1.0041880000000p+0f)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= 1.001)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= 1.001))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 8, 11, -1, "EventBatch.sum_smaller", "all(0 <= sum_smaller <= 1.001)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* output_index: all(output_index >= 0) */
@@ -5903,10 +6171,10 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->output_index)) continue;
         const int32_t *f0 = rec->output_index.data; const int64_t n0 = di_size(&rec->output_index);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 9, 12, -1, "EventBatch.output_index", "all(output_index >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* output_index: all(kind == EventKind.TOKEN implies output_index >= 1) */
@@ -5917,14 +6185,14 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->output_index)) continue;
         const int32_t *f1 = rec->output_index.data; const int64_t n1 = di_size(&rec->output_index);
         (void)f1; (void)n1;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) >= (int32_t)(INT64_C(1))));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) >= (int32_t)(INT64_C(1)))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) >= (int32_t)(INT64_C(1))))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 9, 13, -1, "EventBatch.output_index", "all(kind == EventKind.TOKEN implies output_index >= 1)", step_id}, i, 0, true, ((int64_t)f1[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 9, 13, -1, "EventBatch.output_index", "all(kind == EventKind.TOKEN implies output_index >= 1)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
     } while (0);
     /* output_index: all(kind != EventKind.TOKEN or shift(kind, 255) != EventKind.TOKEN or shift(seq_uid, 0) != seq_uid or output_index == shift(output_index, 0) + 1) */
-    do {
+    if (level >= DI_LEVEL_FULL) do {
         if (!di_readable(&rec->kind)) continue;
         const uint8_t *f0 = rec->kind.data; const int64_t n0 = di_size(&rec->kind);
         (void)f0; (void)n0;
@@ -5934,9 +6202,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->output_index)) continue;
         const int32_t *f2 = rec->output_index.data; const int64_t n2 = di_size(&rec->output_index);
         (void)f2; (void)n2;
-        const int64_t n = di_min(di_min(n0, n1), n2); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) | ((i > 0 ? ((int64_t)f0[(i - 1)]) : INT64_C(255)) != INT64_C(0))) | ((i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)) != ((int64_t)f1[i]))) | (((int64_t)f2[i]) == di_add((i > 0 ? ((int64_t)f2[(i - 1)]) : INT64_C(0)), INT64_C(1))));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(di_min(n0, n1), n2); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) | ((i > 0 ? ((int64_t)f0[(i - 1)]) : INT64_C(255)) != INT64_C(0))) | ((i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)) != ((int64_t)f1[i]))) | (((int64_t)f2[i]) == di_add((i > 0 ? ((int64_t)f2[(i - 1)]) : INT64_C(0)), INT64_C(1)))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) | ((i > 0 ? ((int64_t)f0[(i - 1)]) : INT64_C(255)) != INT64_C(0))) | ((i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)) != ((int64_t)f1[i]))) | (((int64_t)f2[i]) == di_add((i > 0 ? ((int64_t)f2[(i - 1)]) : INT64_C(0)), INT64_C(1))))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 9, 14, -1, "EventBatch.output_index", "all(kind != EventKind.TOKEN or shift(kind, 255) != EventKind.TOKEN or shift(seq_uid, 0) != seq_uid or output_index == shift(output_index, 0) + 1)", step_id}, i, 0, true, ((int64_t)f2[i]));
         if (n0 != n1 || n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 9, 14, -1, "EventBatch.output_index", "all(kind != EventKind.TOKEN or shift(kind, 255) != EventKind.TOKEN or shift(seq_uid, 0) != seq_uid or output_index == shift(output_index, 0) + 1)", step_id}, n, 0, true, (n < n2 ? ((int64_t)f2[n]) : 0));
     } while (0);
@@ -5945,10 +6213,10 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->prompt_len)) continue;
         const int32_t *f0 = rec->prompt_len.data; const int64_t n0 = di_size(&rec->prompt_len);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), INT32_MAX)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 10, 15, -1, "EventBatch.prompt_len", "all(prompt_len >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* finish_reason: all(finish_reason <= 8) */
@@ -5956,9 +6224,10 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->finish_reason)) continue;
         const uint8_t *f0 = rec->finish_reason.data; const int64_t n0 = di_size(&rec->finish_reason);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(8)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_u8(f0 + first, n - first, INT32_MIN, INT64_C(8))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(8))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(8)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 11, 16, -1, "EventBatch.finish_reason", "all(finish_reason <= 8)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* finish_reason: all((finish_reason != FinishReason.NONE) == ((flags & EventFlags.LAST) != 0)) */
@@ -5969,9 +6238,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->flags)) continue;
         const uint16_t *f1 = rec->flags.data; const int64_t n1 = di_size(&rec->flags);
         (void)f1; (void)n1;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) == ((((int64_t)f1[i]) & INT64_C(1)) != INT64_C(0)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) == ((((int64_t)f1[i]) & INT64_C(1)) != INT64_C(0))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) == ((((int64_t)f1[i]) & INT64_C(1)) != INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 11, 17, -1, "EventBatch.finish_reason", "all((finish_reason != FinishReason.NONE) == ((flags & EventFlags.LAST) != 0))", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 11, 17, -1, "EventBatch.finish_reason", "all((finish_reason != FinishReason.NONE) == ((flags & EventFlags.LAST) != 0))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
@@ -5980,9 +6249,10 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->drafted)) continue;
         const int16_t *f0 = rec->drafted.data; const int64_t n0 = di_size(&rec->drafted);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_i16(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 12, 18, -1, "EventBatch.drafted", "all(drafted >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* accepted: all(0 <= accepted <= drafted) */
@@ -5993,9 +6263,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->drafted)) continue;
         const int16_t *f1 = rec->drafted.data; const int64_t n1 = di_size(&rec->drafted);
         (void)f1; (void)n1;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i]))));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i])))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i]))))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 13, 19, -1, "EventBatch.accepted", "all(0 <= accepted <= drafted)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 13, 19, -1, "EventBatch.accepted", "all(0 <= accepted <= drafted)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
@@ -6004,10 +6274,10 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->conf_offset)) continue;
         const int32_t *f0 = rec->conf_offset.data; const int64_t n0 = di_size(&rec->conf_offset);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(-1), INT32_MAX)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(-1), INT32_MAX)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 14, 20, -1, "EventBatch.conf_offset", "all(conf_offset >= -1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* conf_offset: all(conf_offset == -1 or conf_offset + K <= len(confidences)) */
@@ -6018,21 +6288,21 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->confidences)) continue;
         const float *f1 = rec->confidences.data; const int64_t n1 = di_size(&rec->confidences);
         (void)f1; (void)n1;
-        const int64_t s1 = n1;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | (di_add(((int64_t)f0[i]), (int64_t)l->num_draft) <= s1));
-        if (!ok) for (int64_t i = 0; i < n; i++)
-        if (!(((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | (di_add(((int64_t)f0[i]), (int64_t)l->num_draft) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 14, 21, -1, "EventBatch.conf_offset", "all(conf_offset == -1 or conf_offset + K <= len(confidences))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        const int64_t s1 = di_sub(n1, (int64_t)l->num_draft);
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 14, 21, -1, "EventBatch.conf_offset", "all(conf_offset == -1 or conf_offset + K <= len(confidences))", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* top_offset: all(top_offset >= -1) */
     do {
         if (!di_readable(&rec->top_offset)) continue;
         const int32_t *f0 = rec->top_offset.data; const int64_t n0 = di_size(&rec->top_offset);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(-1), INT32_MAX)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(-1), INT32_MAX)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 15, 22, -1, "EventBatch.top_offset", "all(top_offset >= -1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* top_offset: all(top_offset == -1 or top_offset + top_count <= len(top_ids)) */
@@ -6047,9 +6317,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         const int32_t *f2 = rec->top_ids.data; const int64_t n2 = di_size(&rec->top_ids);
         (void)f2; (void)n2;
         const int64_t s1 = n2;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | (di_add(((int64_t)f0[i]), ((int64_t)f1[i])) <= s1));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | (di_add(((int64_t)f0[i]), ((int64_t)f1[i])) <= s1)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | (di_add(((int64_t)f0[i]), ((int64_t)f1[i])) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 15, 23, -1, "EventBatch.top_offset", "all(top_offset == -1 or top_offset + top_count <= len(top_ids))", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 15, 23, -1, "EventBatch.top_offset", "all(top_offset == -1 or top_offset + top_count <= len(top_ids))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
@@ -6058,9 +6328,10 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->top_count)) continue;
         const int16_t *f0 = rec->top_count.data; const int64_t n0 = di_size(&rec->top_count);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_i16(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 16, 24, -1, "EventBatch.top_count", "all(top_count >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* top_count: all(top_offset >= 0 or top_count == 0) */
@@ -6071,9 +6342,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->top_count)) continue;
         const int16_t *f1 = rec->top_count.data; const int64_t n1 = di_size(&rec->top_count);
         (void)f1; (void)n1;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) == (int32_t)(INT64_C(0))));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) == (int32_t)(INT64_C(0)))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) == (int32_t)(INT64_C(0))))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 16, 25, -1, "EventBatch.top_count", "all(top_offset >= 0 or top_count == 0)", step_id}, i, 0, true, ((int64_t)f1[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 16, 25, -1, "EventBatch.top_count", "all(top_offset >= 0 or top_count == 0)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
     } while (0);
@@ -6082,10 +6353,10 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->prompt_lp_offset)) continue;
         const int32_t *f0 = rec->prompt_lp_offset.data; const int64_t n0 = di_size(&rec->prompt_lp_offset);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(-1), INT32_MAX)) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(-1), INT32_MAX)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 17, 26, -1, "EventBatch.prompt_lp_offset", "all(prompt_lp_offset >= -1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* prompt_lp_offset: all(prompt_lp_offset == -1 or prompt_lp_offset + prompt_len <= len(prompt_logprobs)) */
@@ -6100,9 +6371,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         const float *f2 = rec->prompt_logprobs.data; const int64_t n2 = di_size(&rec->prompt_logprobs);
         (void)f2; (void)n2;
         const int64_t s1 = n2;
-        const int64_t n = di_min(n0, n1); int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | (di_add(((int64_t)f0[i]), ((int64_t)f1[i])) <= s1));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | (di_add(((int64_t)f0[i]), ((int64_t)f1[i])) <= s1)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | (di_add(((int64_t)f0[i]), ((int64_t)f1[i])) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 17, 27, -1, "EventBatch.prompt_lp_offset", "all(prompt_lp_offset == -1 or prompt_lp_offset + prompt_len <= len(prompt_logprobs))", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 17, 27, -1, "EventBatch.prompt_lp_offset", "all(prompt_lp_offset == -1 or prompt_lp_offset + prompt_len <= len(prompt_logprobs))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
@@ -6111,9 +6382,10 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->confidences)) continue;
         const float *f0 = rec->confidences.data; const int64_t n0 = di_size(&rec->confidences);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= ((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_f32(f0 + first, n - first, 0x0.0p+0f, 0x1.0000000000000p+0f)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 19, 28, -1, "EventBatch.confidences", "all(0 <= confidences <= 1)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* top_ids: all(0 <= top_ids < V) */
@@ -6121,10 +6393,10 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->top_ids)) continue;
         const int32_t *f0 = rec->top_ids.data; const int64_t n0 = di_size(&rec->top_ids);
         (void)f0; (void)n0;
-        if (di_in_range(f0, n0, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 20, 29, -1, "EventBatch.top_ids", "all(0 <= top_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* top_logprobs: all(top_logprobs <= 0) */
@@ -6132,9 +6404,10 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->top_logprobs)) continue;
         const float *f0 = rec->top_logprobs.data; const int64_t n0 = di_size(&rec->top_logprobs);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((double)f0[i]) <= INT64_C(0));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_f32(f0 + first, n - first, -INFINITY, 0x0.0p+0f)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((double)f0[i]) <= INT64_C(0)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 21, 30, -1, "EventBatch.top_logprobs", "all(top_logprobs <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* prompt_logprobs: all(prompt_logprobs <= 0) */
@@ -6142,9 +6415,10 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!di_readable(&rec->prompt_logprobs)) continue;
         const float *f0 = rec->prompt_logprobs.data; const int64_t n0 = di_size(&rec->prompt_logprobs);
         (void)f0; (void)n0;
-        const int64_t n = n0; int ok = 1;
-        for (int64_t i = 0; i < n; i++) ok &= (((double)f0[i]) <= INT64_C(0));
-        if (!ok) for (int64_t i = 0; i < n; i++)
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_f32(f0 + first, n - first, -INFINITY, 0x0.0p+0f)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((double)f0[i]) <= INT64_C(0)) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 22, 31, -1, "EventBatch.prompt_logprobs", "all(prompt_logprobs <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     return 0;
@@ -6374,9 +6648,9 @@ static const di_contract_info contracts[] = {
     {"SamplerInputs", "1.0", DI_FIELDS_SAMPLER_INPUTS, (uint32_t)sizeof(di_sampler_inputs),
      chain_sampler_inputs, "d30481c89596562343c38645165b1f85e2d9070dc2a4468846d8b6a4064b78bb", fields_sampler_inputs},
     {"SamplerOutput", "1.0", DI_FIELDS_SAMPLER_OUTPUT, (uint32_t)sizeof(di_sampler_output),
-     chain_sampler_output, "e842b7f77623c26103a7913fe7cf2399f1ac7a8e84ea3ecae5d4e7a3d5e72383", fields_sampler_output},
+     chain_sampler_output, "59579ce454dac46fa5c13a8c95eb814de2f31f06588a96483197648f9561413e", fields_sampler_output},
     {"EventBatch", "1.0", DI_FIELDS_EVENT_BATCH, (uint32_t)sizeof(di_event_batch),
-     chain_event_batch, "2e88ca580563f8c3db01ae5ab91db17a4eb508cc58f9bc3da89df62baa04d8e0", fields_event_batch},
+     chain_event_batch, "4a9957b107f043a40e70747da2d494c6247c289f7cd86908a7f4c76400ed734e", fields_event_batch},
 };
 
 const di_contract_info *di_contracts(int *n)

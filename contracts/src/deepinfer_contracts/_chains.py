@@ -339,7 +339,7 @@ CONTRACTS: Mapping[str, ContractInfo] = {
     ),
     "SamplerOutput": ContractInfo(
         name="SamplerOutput", version="1.0", struct="di_sampler_output",
-        semantic_hash="e842b7f77623c26103a7913fe7cf2399f1ac7a8e84ea3ecae5d4e7a3d5e72383",
+        semantic_hash="59579ce454dac46fa5c13a8c95eb814de2f31f06588a96483197648f9561413e",
         fields=(
         ("struct_size", "u32"),
         ("chain", "u64"),
@@ -402,7 +402,7 @@ CONTRACTS: Mapping[str, ContractInfo] = {
     ),
     "EventBatch": ContractInfo(
         name="EventBatch", version="1.0", struct="di_event_batch",
-        semantic_hash="2e88ca580563f8c3db01ae5ab91db17a4eb508cc58f9bc3da89df62baa04d8e0",
+        semantic_hash="4a9957b107f043a40e70747da2d494c6247c289f7cd86908a7f4c76400ed734e",
         fields=(
         ("struct_size", "u32"),
         ("chain", "u64"),
