@@ -8,8 +8,20 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
+import attrs
 import pytest
-from engine_toys import EOS, ToyBackend, byte_tokenizer, check_idle, ids, prompts_of, small_pool, solo_tokens, toy_llm
+from engine_toys import (
+    EOS,
+    TOY_HINTS,
+    ToyBackend,
+    byte_tokenizer,
+    check_idle,
+    ids,
+    prompts_of,
+    small_pool,
+    solo_tokens,
+    toy_llm,
+)
 from slow_device import ReuseWatch, slow_parts
 
 from deepinfer_core.errors import EngineError, UnsupportedOp
@@ -66,6 +78,23 @@ def test_unit_has_no_new_owner_before_the_step_that_used_it_is_complete(blocks: 
         outputs = llm.generate(prompts, params)
     assert ids(outputs) == [solo_tokens(p, q.max_tokens, ends=ENDLESS) for p, q in zip(prompts, params, strict=True)]
     assert watch.reused > 8
+
+
+@pytest.mark.usefixtures("overlap")
+@pytest.mark.parametrize("blocks", [9, 14])
+def test_device_with_one_queue_may_reuse_units_at_once(blocks: int) -> None:
+    """``stream_ordered_reuse``: a unit goes to the next launched step although the one before it still runs."""
+    prompts = prompts_of(8, 7, seed=29)
+    params = [SamplingParams(temperature=0, max_tokens=n) for n in (3, 20, 1, 7, 30, 9, 5, 25)]
+    parts = {**slow_parts(), "hints": attrs.evolve(TOY_HINTS, stream_ordered_reuse=True)}
+    with toy_llm(parts=parts, **small_pool(blocks, 3)) as llm:
+        outputs = llm.generate(prompts, params)
+        check_idle(llm)
+    for output, prompt, wanted in zip(outputs, prompts, params, strict=True):
+        tokens = solo_tokens(prompt, wanted.max_tokens)
+        assert list(output.token_ids) == tokens[: len(output.token_ids)]
+        assert output.finish_reason == "too_long" or list(output.token_ids) == tokens
+    assert sum(output.ok for output in outputs) >= 5
 
 
 def test_watch_finds_a_unit_that_is_given_away_too_early() -> None:
@@ -252,3 +281,33 @@ def test_end_token_is_not_followed_by_the_overrun_token() -> None:
         outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=60))
     assert ids(outputs) == [solo_tokens(p, 60) for p in prompts]
     assert any(output.token_ids[-1] == EOS for output in outputs)
+
+
+@pytest.mark.parametrize("prefix_cache", [False, True], ids=["cold", "prefix cache"])
+@pytest.mark.parametrize("seed", range(5))
+def test_random_work_gives_the_same_with_and_without_overlap(seed: int, prefix_cache: bool) -> None:
+    """Several samples of a prompt, sampled and greedy, chunks, pressure. With the prefix cache what hits depends on the
+    time at which a prompt comes, and the toy's history does not."""
+    draw = random.Random(seed)
+    shared = prompts_of(1, 30, seed=seed)[0]
+    prompts = [shared[: draw.randrange(1, 30)] + prompts_of(1, draw.randrange(1, 8), seed=i)[0] for i in range(10)]
+    params = [
+        SamplingParams(
+            temperature=0 if prefix_cache else draw.choice([0, 1.0]),
+            max_tokens=draw.randrange(1, 20),
+            n=draw.choice([1, 1, 2, 4]),
+            seed=draw.randrange(99),
+        )
+        for _ in prompts
+    ]
+    settings = {**small_pool(draw.choice([24, 40, 90]), draw.choice([2, 5])), "max_chunk": draw.choice([None, 4, 8])}
+    results = []
+    for overlap in (True, False):
+        parts = slow_parts() if overlap else {}
+        with toy_llm(parts=parts, overlap=overlap, prefix_cache=prefix_cache, **settings) as llm:
+            outputs = llm.generate(prompts, params)
+            check_idle(llm)
+        assert all(output.ok for output in outputs)
+        results.append([[sample.token_ids for sample in output.outputs] for output in outputs])
+    assert results[0] == results[1]
+    assert max(len(samples) for samples in results[0]) > 1
