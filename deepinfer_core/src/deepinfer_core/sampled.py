@@ -10,6 +10,7 @@ converts without loss is converted; the rest is refused by name, row by row wher
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,9 @@ def checked_output(
     :param to_host: ``Backend.to_host``, for arrays that numpy cannot read.
     :raises HookReturnError: too many tokens, or values of a type that does not convert.
     """
+    if _is_plain(sampled, n, vocab_size):
+        change = _rest_on_host(sampled, owner, to_host)
+        return (evolve(sampled, **change) if change else sampled), NO_ROWS
     ids = _host("sampled_ids", sampled.sampled_ids, "iu", "int32", owner, to_host)
     if len(ids) > n:
         raise wrong_step_return(SAMPLE, owner, f"{len(ids)} tokens for {n} requests", "one for each")
@@ -101,15 +105,24 @@ _REST = tuple(
     and not field.name.endswith("_device")
 )
 """Arrays that a sampler may leave out."""
+_read_rest = attrgetter(*_REST)
 
 
 def _rest_on_host(sampled: SamplerOutput, owner: str, to_host: Callable[[Any], Any]) -> dict[str, Any]:
     """The optional arrays that are still on the device, as arrays of the host with the shape they have."""
     return {
         name: _array(name, value, "a host array", owner, to_host)
-        for name in _REST
-        if (value := getattr(sampled, name)) is not None and not isinstance(value, np.ndarray)
+        for name, value in zip(_REST, _read_rest(sampled), strict=True)
+        if value is not None and not isinstance(value, np.ndarray)
     }
+
+
+def _is_plain(sampled: Any, n: int, vocab_size: int) -> bool:
+    """Whether nothing is to be done for the three arrays: exact, every row ok, with a token of the vocabulary."""
+    if n == 0 or not isinstance(sampled, SamplerOutput) or not _is_exact(sampled, n):
+        return False
+    ids = sampled.sampled_ids
+    return not sampled.row_status.any() and int(ids.min()) >= 0 and int(ids.max()) < vocab_size
 
 
 def _is_exact(sampled: SamplerOutput, n: int) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 from typing import Any
 
 from attrs import frozen
@@ -67,13 +66,9 @@ class Boundary:
 
     owners: Owners
 
-    @contextmanager
-    def call(self, op: str) -> Iterator[None]:
-        """Whatever ``op`` raises becomes a StepFault that names it."""
-        try:
-            yield
-        except Exception as err:  # the plugin boundary: stored in the fault and reported by name
-            raise self.fault(op, err) from err
+    def call(self, op: str) -> Call:
+        """A context in which whatever ``op`` raises becomes a StepFault that names it."""
+        return Call(self, op)
 
     def fault(self, op: str, err: Exception) -> StepFault:
         return StepFault(op, err, self.owners.of(op))
@@ -85,3 +80,22 @@ class Boundary:
             raise wrong_step_return(op, self.owners.of(op), got, f"a tensor of {rows} rows")
         if len(tensor) != rows:
             raise EngineError(f"{op} returned {len(tensor)} rows, expected {rows}", details={"op": op})
+
+
+class Call:
+    """The context of one plugin call; a class, because there are ten of them in each step."""
+
+    __slots__ = ("_boundary", "_op")
+
+    def __init__(self, boundary: Boundary, op: str) -> None:
+        self._boundary = boundary
+        self._op = op
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(err, Exception):  # the plugin boundary: stored in the fault and reported by name
+            raise self._boundary.fault(self._op, err) from err

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-
 from deepinfer_core.pipeline.lengths import correct_lengths, share_rows
 from deepinfer_core.pipeline.machinery import FEED_TOKENS, Machinery
 from deepinfer_core.pipeline.record import StepRecord
 from deepinfer_core.records import SchedulerOutputs, StepFlags
+
+IDENTITY = int(StepFlags.REMAP_IDENTITY)
 
 
 def feed(parts: Machinery, record: StepRecord, previous: StepRecord) -> None:
@@ -20,10 +20,10 @@ def feed(parts: Machinery, record: StepRecord, previous: StepRecord) -> None:
         return  # no row continues the step in flight
     with parts.at.call("backend.bind_inputs"):
         # The identity needs no gather, and so no upload.
-        is_identity = bool(int(outputs.flags) & StepFlags.REMAP_IDENTITY)
+        is_identity = int(outputs.flags) & IDENTITY
         remap = None if is_identity else parts.bound(SchedulerOutputs(remap=outputs.remap)).remap
     results = previous.results
-    record.inputs = inputs = copy.copy(record.inputs)  # the backend may hand out the core's own record
+    inputs = record.inputs
     lengths = share_rows(parts, record, remap, results.confidence)
     with parts.at.call(FEED_TOKENS):
         fresh = getattr(inputs, "fresh_ids", None)

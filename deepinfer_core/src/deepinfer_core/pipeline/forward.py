@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from time import perf_counter_ns
 from typing import Any
 
@@ -24,7 +25,9 @@ def forward(parts: Machinery, core: Any, record: StepRecord, previous: StepRecor
             packed = core.pack(record.step_id)
         t1 = perf_counter_ns()
         with at.call("backend.bind_inputs"):
-            record.inputs = parts.bound(packed)
+            bound = parts.bound(packed)
+        # What the next phases put in must not change the record of the core, which a backend may hand out as it is.
+        record.inputs = copy.copy(packed) if bound is packed and previous is not None else bound
         t2 = perf_counter_ns()
         if previous is not None:
             feed(parts, record, previous)
