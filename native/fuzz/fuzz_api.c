@@ -12,8 +12,7 @@ fuzz_totals fuzz_total;
 
 enum { PROMPT = 24 };
 
-/* The state before a call, with the commands of clients carried out, since a refused call may do that. */
-static di_stats_out look(api *a)
+di_stats_out api_look(api *a)
 {
     di_stats_out s;
     di_probe_out p;
@@ -38,7 +37,7 @@ int api_call(api *a, const di_stats_out *before, int code)
 
 #define CALL(a, call) \
     do { \
-        di_stats_out before_ = look(a); \
+        di_stats_out before_ = api_look(a); \
         api_call(a, &before_, call); \
     } while (0)
 
@@ -53,15 +52,18 @@ int64_t api_wild(script *s)
 
 static di_config good_config(script *s)
 {
-    uint8_t a = take(s);
+    uint8_t a = take(s), b = take(s);
     int32_t k = a & 3;
+    int32_t type = b % 8 == 6 ? DI_ENGINE_PROMPT : b % 8 == 7 ? DI_ENGINE_COMPLETION : DI_ENGINE_NORMAL;
     return (di_config){
         .struct_size = sizeof(di_config), .block_size = 4, .num_blocks = 24, .num_swa_slots = 6, .num_state_slots = 6,
         .max_num_seqs = MAX_SEQS, .max_num_batched_tokens = MAX_TOKENS, .max_model_len = 60, .vocab_size = VOCAB,
         .min_chunk = 1, .chunk_align = 4, .chunked_prefill = 1, .num_draft = k, .depth = (a & 4) ? 2 : 1,
         .prefill_interval_all = 2, .prefill_interval_any = 3, .window = 6, .backtrack = 1, .num_ratios_sparse = 2,
         .ratios_sparse = {1, 2}, .num_ratios_dense = 1, .ratios_dense = {2}, .inputs = (a & 8) != 0,
-        .validation = (a >> 4) % 3, .prefill_watermark = 0.9};
+        .validation = (a >> 4) % 3, .prefill_watermark = 0.9,
+        .engine_type = type, .stop_preempted = type == DI_ENGINE_COMPLETION, .prefix_cache = b >> 6 & 1,
+        .prefix_hash_bits = 128, .verify_lengths = k > 0 && b >> 7};
 }
 
 /* One 32-bit word of a good configuration is wild. What the check accepts may be large, so only the check is called. */
@@ -89,7 +91,7 @@ static void submit(api *a, script *s)
     for (int32_t i = 0; i < PROMPT; i++) prompt[i] = (int32_t)((a->uid + (uint64_t)i) % VOCAB);
     di_request r = {.struct_size = sizeof r, .num_prompt = 1 + take(s) % PROMPT, .prompt = prompt,
                     .max_tokens = 1 + take(s) % 40, .eos_ids = few, .stop_ids = few, .forced = few, .num_stop = 1,
-                    .top_k = -1, .temperature = 1, .top_p = 1, .repetition_penalty = 1};
+                    .top_k = -1, .temperature = 1, .top_p = 1, .repetition_penalty = 1, .prefix_lookup = 1};
     uint64_t uid = 0;
     int64_t x = api_wild(s);
     float odd[] = {NAN, INFINITY, -1, 0, 3};
@@ -123,7 +125,7 @@ static void submit(api *a, script *s)
     int64_t live = 0;
     REQUIRE(di_unfinished(a->core, &live) == 0);
     if (live > 2 * MAX_SEQS) return;
-    di_stats_out before = look(a);
+    di_stats_out before = api_look(a);
     int code = di_submit(is_null == 1 ? NULL : a->core, is_null == 2 ? NULL : &r, is_null == 3 ? NULL : &uid);
     if (api_call(a, &before, code) == 0) {
         REQUIRE(uid == a->uid + 1);
@@ -187,7 +189,7 @@ static void operation(api *a, script *s)
     case 2: look_inside(a, s); break;
     case 3: hostile_config(s); break;
     case 4: api_hostile_step(a, s); break;
-    case 5: api_hostile_cost(a, s); break;
+    case 5: if (take(s) & 3) api_hostile_sharing(a, s); else api_hostile_cost(a, s); break;
     default: api_good_step(a, s); break;
     }
     fuzz_total.operations++;
@@ -205,6 +207,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         uint8_t status;
         REQUIRE(di_abort(a.core, &uid, 1, &status) == 0);
     }
+    api_end_sharing(&a);
     api_finish(&a);
     di_stats_out stats;
     REQUIRE(di_core_check(a.core, NULL) == 0 && di_audit(a.core, NULL) == 0 && di_stats(a.core, &stats) == 0);

@@ -4,7 +4,7 @@
 
 #include "fuzz.h"
 
-enum { MAX_SEQS = 4, MAX_TOKENS = 24, VOCAB = 40, MAX_K = 3 };
+enum { MAX_SEQS = 4, MAX_TOKENS = 24, VOCAB = 40, MAX_K = 3, API_HANDLES = 8 };
 
 typedef struct api {
     di_core *core;
@@ -15,10 +15,15 @@ typedef struct api {
     int32_t ids[MAX_SEQS], verified[MAX_TOKENS], accepted[MAX_SEQS], drafts[MAX_SEQS * MAX_K];
     float logprob[MAX_TOKENS];
     int8_t status[MAX_SEQS];
+    uint64_t handle[API_HANDLES];       /* the newest pins and reservations, by turns */
+    uint32_t n_handles;
+    int pinned;
 } api;
 
 /* A number from the edges of the integer types, or a small one. */
 int64_t api_wild(script *s);
+/* The state before a call, with the commands of clients carried out, since a refused call may do that. */
+di_stats_out api_look(api *a);
 /* After a call that gave code: statuses only, the core is whole, and a refusal changed nothing. Returns code. */
 int api_call(api *a, const di_stats_out *before, int code);
 
@@ -28,6 +33,10 @@ void api_hostile_step(api *a, script *s);
 void api_good_step(api *a, script *s);
 /* Cost models and observations with one thing wrong. */
 void api_hostile_cost(api *a, script *s);
+/* Forks, pins, transfers, verification lengths and resets with one thing wrong. */
+void api_hostile_sharing(api *a, script *s);
+/* Give back what is held from outside. */
+void api_end_sharing(api *a);
 /* Commit and complete what is open. */
 void api_finish(api *a);
 

@@ -3,16 +3,6 @@
 
 #include "fuzz_api.h"
 
-static di_stats_out look(api *a)
-{
-    di_stats_out s;
-    di_probe_out p;
-    memset(&s, 0, sizeof s);
-    REQUIRE(di_probe(a->core, &p) == 0);
-    REQUIRE(di_stats(a->core, &s) == 0);
-    return s;
-}
-
 static di_view view(void *data, int32_t dtype, int64_t n, int64_t m)
 {
     di_view v = {.data = data, .dtype = dtype, .ndim = m ? 2 : 1, .shape = {n, m}, .stride = {m ? m : 1, m ? 1 : 0},
@@ -29,7 +19,8 @@ static di_sampler_output good_output(api *a, script *s)
     memset(a->status, 0, sizeof a->status);
     for (int32_t i = 0; i < n; i++) {
         a->ids[i] = take(s) % VOCAB;
-        a->accepted[i] = is_decode && q > 1 ? take(s) % q : 0;
+        /* Rows of any length accept nothing. */
+        a->accepted[i] = is_decode && q > 1 && !a->config.verify_lengths ? take(s) % q : 0;
         for (int32_t j = 0; j < a->accepted[i]; j++) a->verified[i * q + j] = j;
         for (int32_t j = 0; j < k; j++) a->drafts[i * k + j] = j;
     }
@@ -71,6 +62,8 @@ void api_good_step(api *a, script *s)
     static di_sampler_inputs in;
     if (a->launched - a->committed >= (uint64_t)a->config.depth) good_commit(a, s);
     int mode = (take(s) & 3) ? DI_MODE_DECODE : DI_MODE_TRY_PREFILL;
+    if (a->config.engine_type == DI_ENGINE_PROMPT) mode = DI_MODE_TRY_PREFILL;
+    if (a->config.engine_type == DI_ENGINE_COMPLETION) mode = DI_MODE_DECODE;
     REQUIRE(di_schedule(a->core, mode, &o) == 0);
     note(a, &o);
     if (o.num_reqs == 0) return;
@@ -136,7 +129,7 @@ static void hostile_commit(api *a, script *s)
     if (how & 32) a->verified[take(s) % MAX_TOKENS] = (int32_t)api_wild(s);
     if (how & 64) a->accepted[take(s) % MAX_SEQS] = (int32_t)api_wild(s);
     int is_null = how >> 7 ? take(s) % 8 : 7;
-    di_stats_out before = look(a);
+    di_stats_out before = api_look(a);
     int code = di_commit(is_null == 0 ? NULL : a->core, step, is_null == 1 ? NULL : &out, is_null == 2 ? NULL : &e);
     if (api_call(a, &before, code) == 0) {
         REQUIRE(step == a->committed + 1);
@@ -154,7 +147,7 @@ void api_hostile_step(api *a, script *s)
     uint8_t how = take(s);
     int64_t x = api_wild(s);
     di_core *c = (how & 8) ? NULL : a->core;
-    di_stats_out before = look(a);
+    di_stats_out before = api_look(a);
     switch (how % 8) {
     case 0:
         if (api_call(a, &before, di_schedule(c, (int)x, (how & 16) ? NULL : &o)) == 0) note(a, &o);
@@ -187,9 +180,9 @@ void api_hostile_cost(api *a, script *s)
     int64_t ns = 0;
     int32_t q = 0;
     di_core *c = (how & 1) ? NULL : a->core;
-    di_stats_out before = look(a);
+    di_stats_out before = api_look(a);
     api_call(a, &before, di_set_cost_model(c, (how & 2) ? NULL : &prefill, (how & 4) ? NULL : &decode));
-    before = look(a);
+    before = api_look(a);
     api_call(a, &before, di_observe_step(c, (how & 8) ? a->committed : (uint64_t)api_wild(s), api_wild(s)));
     int code = di_cost_predict((how & 16) ? NULL : &prefill, (how & 32) ? NULL : rows, 1 + (how >> 6 & 1),
                                (how & 128) ? NULL : &ns);

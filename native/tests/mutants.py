@@ -23,7 +23,14 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parents[1]
 SEED, CALLS = "20251129", {"fuzz_core": "60000", "fuzz_api": "20000"}
 WRAP = [f"-Wl,--wrap={name}" for name in ("malloc", "calloc", "realloc", "free")]
-KILLERS = ("test_reference_scheduler.py", "test_prefix.py", "test_policy.py", "test_abort.py", "test_errors.py")
+KILLERS = (
+    "test_reference_scheduler.py",
+    "test_prefix.py",
+    "test_policy.py",
+    "test_abort.py",
+    "test_errors.py",
+    "test_varlen.py",
+)
 TIME_LIMIT_S = 240
 
 
@@ -154,6 +161,25 @@ MUTANTS = (
         "unit = p->cached.head;\n            unlink",
         "unit = p->cached.tail;\n            unlink",
     ),
+    Mutant("clone_source_is_not_held", "di_fork.c", "    if (!code) code = hold_source(p, source, step);\n", ""),
+    Mutant("clone_of_an_overwritten_ring", "di_fork.c", " && rings_reach(c, parent, child);", ";"),
+    Mutant(
+        "child_shares_the_block_it_writes",
+        "di_fork.c",
+        "shared = (child->len - 1) / size;",
+        "shared = child->len / size;",
+    ),
+    Mutant("children_of_an_ended_parent_are_lost", "di_core.c", "if (c->forks.count) di_fork_end(c, s);", ""),
+    Mutant("unpinned_at_once", "di_pin.c", "record->units[i], c->launched)", "record->units[i], 0)"),
+    Mutant("pin_of_a_free_unit", "di_pin.c", "if (p->units[units[i]].state != DI_UNIT_HELD)", "if (0)"),
+    Mutant(
+        "abort_ends_a_transfer_at_once", "di_transfer.c", "if (s->phase != DI_PHASE_HANDOFF) return", "if (1) return"
+    ),
+    Mutant("handoff_before_the_step_is_done", "di_transfer.c", "if (s->last_step > c->done)", "if (0)"),
+    Mutant(
+        "reservation_ignores_the_reserve", "di_transfer.c", "(int64_t)blocks + di_policy_reserve(c)", "(int64_t)blocks"
+    ),
+    Mutant("corrected_lengths_of_another_sum", "di_varlen.c", "if (sum != step->t)", "if (0)"),
 )
 
 

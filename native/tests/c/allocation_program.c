@@ -97,7 +97,7 @@ static di_config config(void)
         .vocab_size = 50, .min_chunk = 1, .chunk_align = 4, .chunked_prefill = 1, .depth = 2, .num_draft = 1,
         .prefill_interval_all = 3, .prefill_interval_any = 5, .window = 4, .backtrack = 1, .num_ratios_sparse = 2,
         .ratios_sparse = {1, 2}, .num_ratios_dense = 1, .ratios_dense = {2}, .inputs = 1,
-        .validation = DI_LEVEL_FULL, .prefill_watermark = 0.9};
+        .validation = DI_LEVEL_FULL, .prefix_cache = 1, .prefix_hash_bits = 128, .prefill_watermark = 0.9};
 }
 
 static void submit(int32_t n, uint64_t *uid)
@@ -105,7 +105,7 @@ static void submit(int32_t n, uint64_t *uid)
     int32_t prompt[PROMPT];
     for (int32_t i = 0; i < PROMPT; i++) prompt[i] = i;
     di_request r = {.struct_size = sizeof r, .num_prompt = n, .prompt = prompt, .max_tokens = 9, .top_k = -1,
-                    .temperature = 1, .top_p = 1, .repetition_penalty = 1};
+                    .temperature = 1, .top_p = 1, .repetition_penalty = 1, .prefix_lookup = 1};
     DO(di_submit(core, &r, uid));
 }
 
@@ -162,6 +162,57 @@ static void unpin_events(void)
     for (int i = 0; i < stats().event_arenas; i++) DO(di_event_pin(core, i, 0));
 }
 
+/* A child that clones, a child that is computed, and a pin that outlives its request. */
+static void share(uint64_t parent, uint64_t *pin)
+{
+    di_fork_args args = {.struct_size = sizeof args, .seed = 7, .max_tokens = 5};
+    uint64_t child = 0;
+    di_request none = {0};
+    di_reservation reservation;
+    DO(di_fork(core, parent, &args, &child));
+    args.at_prompt = 1;
+    DO(di_fork(core, parent, &args, &child));
+    int32_t block = 1;
+    while (di_pin(core, DI_POOL_MAIN, &block, 1, pin) == DI_E_ARG) block++;    /* the first one that is held */
+    if (*pin == 0) {
+        refusals++;
+        require(di_core_check(core, NULL) == 0, "whole after a pin");
+        require(di_pin(core, DI_POOL_MAIN, &block, 1, pin) == 0, "pin");
+    }
+    require(di_reserve(core, &none, &reservation) == DI_E_ARG, "only a COMPLETION engine reserves");
+}
+
+/* A COMPLETION engine: reservations, one of them given up. */
+static void receive(void)
+{
+    di_config k = config();
+    k.engine_type = DI_ENGINE_COMPLETION;
+    k.stop_preempted = 1;
+    int code = di_core_create(&k, &core, NULL);
+    if (code) {
+        refusals++;
+        require(code == DI_E_CAPACITY && di_core_create(&k, &core, NULL) == 0, "create");
+    }
+    int32_t prompt[PROMPT] = {0};
+    di_request r = {.struct_size = sizeof r, .num_prompt = PROMPT, .prompt = prompt, .max_tokens = 3, .top_k = -1,
+                    .temperature = 1, .top_p = 1, .repetition_penalty = 1};
+    di_inject_args args = {.struct_size = sizeof args, .first_token = 1};
+    di_reservation given[3];
+    for (int i = 0; i < 3; i++) DO(di_reserve(core, &r, &given[i]));
+    DO(di_inject(core, given[0].handle, &args));
+    DO(di_inject(core, given[1].handle, &args));
+    DO(di_acknowledge(core, given[2].uid));
+    for (int i = 0; i < 8; i++) {
+        open_step s = launch(DI_MODE_DECODE);
+        if (s.n) commit(s, 0);
+    }
+    static di_event_batch e;
+    DO(di_poll_events(core, &e));
+    require(stats().unfinished == 0, "everything ended");
+    require(di_audit(core, NULL) == 0, "audit");
+    di_core_destroy(core);
+}
+
 /* Returns 0 when create was refused. */
 static int scenario(void)
 {
@@ -182,6 +233,8 @@ static int scenario(void)
     open_step s = launch(DI_MODE_TRY_PREFILL);
     commit(s, 1);
     DO(di_abort(core, &uid[5], 1, &status));
+    uint64_t pin = 0;
+    share(uid[0], &pin);
     for (int i = 0; i < 6; i++) {
         open_step next = launch(i == 2 ? DI_MODE_TRY_PREFILL : DI_MODE_DECODE);
         if (next.n) commit(next, i < 4);
@@ -194,9 +247,12 @@ static int scenario(void)
     }
     static di_event_batch e;
     DO(di_poll_events(core, &e));
+    DO(di_unpin(core, pin));
     require(stats().unfinished == 0, "everything ended");
+    require(stats().prefix_hit_tokens > 0, "prefixes were shared");
     require(di_audit(core, NULL) == 0, "audit");
     di_core_destroy(core);
+    receive();
     return 1;
 }
 
