@@ -9,6 +9,7 @@ from reference.commit import wants_token
 from reference.invariants import CHECKS
 from reference.observer import Observer
 from reference.records import KIND_DECODE, Event, Outputs
+from reference.varlen import correct, f32
 
 from deepinfer_contracts import FinishReason, Pool, SamplerOutput, StepMode
 from deepinfer_native import Core
@@ -209,7 +210,7 @@ class Pair:
         self.after("schedule", outputs=r)
         return r
 
-    def sampler_output(self, step, sampled, accepted, ok, drafts) -> SamplerOutput:
+    def sampler_output(self, step, sampled, accepted, ok, drafts, confidence) -> SamplerOutput:
         n, k = len(step.rows), self.config.num_draft
         out = SamplerOutput(
             sampled_ids=np.asarray(sampled, np.int32),
@@ -218,6 +219,8 @@ class Pair:
         )
         if drafts:
             out.draft_ids = np.full((n, k), self.config.vocab_size - 1, np.int32)
+        if confidence:
+            out.confidence = np.asarray(confidence, np.float32).reshape(n, k)
         if k and step.kind == KIND_DECODE:
             verified = []
             for row, taken in zip(step.rows, accepted, strict=True):
@@ -240,13 +243,16 @@ class Pair:
         ok = [rng.random() >= bad_rows for _ in rows]
         drafts = self.config.num_draft > 0
         is_needed = any(wants_token(step, r) for r in rows)
-        output = self.sampler_output(step, sampled, accepted, ok, drafts) if step else None
+        confidence = None
+        if drafts and self.config.verify_lengths == "confidence":
+            confidence = [[f32(rng.random()) for _ in range(self.config.num_draft)] for _ in rows]
+        output = self.sampler_output(step, sampled, accepted, ok, drafts, confidence) if step else None
         if not is_needed and rng.random() < 0.5:
             output = None
         done = self.both(
             "commit",
             lambda: self.core.commit(step_id, output),
-            lambda: m.commit(step_id, sampled, accepted, ok, drafts),
+            lambda: m.commit(step_id, sampled, accepted, ok, drafts, confidence),
         )
         if not done:
             return
@@ -307,6 +313,32 @@ class Pair:
         )
         if done:
             self.after("acknowledge")
+
+    def set_curve(self, sizes, ms) -> None:
+        done = self.both(
+            "curve",
+            lambda: self.core.set_verify_curve(sizes, ms) or True,
+            lambda: self.model.varlen.set_curve(sizes, ms),
+        )
+        if done:
+            self.after("curve")
+
+    def correct(self, rng) -> None:
+        """The device's own lengths of the newest step; sometimes of another sum."""
+        m = self.model
+        step = m.open[-1] if m.open else None
+        lengths = [r.q for r in step.rows] if step else [1]
+        rng.shuffle(lengths)
+        if rng.random() < 0.1:
+            lengths[0] += 1
+        step_id = step.step_id if step else 1
+        done = self.both(
+            "correct",
+            lambda: self.core.correct(step_id, np.asarray(lengths, np.int32)) or True,
+            lambda: correct(m, step_id, lengths),
+        )
+        if done:
+            self.after("correct")
 
     def fork(self, parent: int, max_tokens: int | None, at_prompt: bool) -> None:
         done = self.both(

@@ -49,6 +49,12 @@ CASES |= {
         "num_draft": 2,
     },
 }
+VARLEN = {"verify_lengths": "confidence", "num_draft": 3, "num_blocks": 60}
+CASES |= {
+    "varlen": VARLEN,
+    "varlen_depth2": {**VARLEN, "depth": 2},
+    "varlen_pressure": {**VARLEN, "depth": 2, "num_blocks": 26, "row_order": "length_desc"},
+}
 TRANSFERS = {"inject": 4, "handoff": 2, "acknowledge": 2}
 COMMANDS = {
     "submit": 4,
@@ -136,6 +142,13 @@ class Storm:
     def acknowledge(self):
         self.pair.acknowledge(self.uid())
 
+    def curve(self):
+        sizes = self.rng.choice([[16], [2, 4, 8, 16], [1, 3, 5, 7, 9, 11, 16]])
+        self.pair.set_curve(sizes, [round(0.5 + self.rng.random() * i, 3) for i in range(1, len(sizes) + 1)])
+
+    def correct(self):
+        self.pair.correct(self.rng)
+
     def fork(self):
         r = self.rng
         if self.pair.model.unfinished <= 12:
@@ -159,6 +172,8 @@ class Storm:
     def run(self, commands):
         is_normal = self.pair.config.engine_type == EngineType.NORMAL
         weights = COMMANDS if is_normal else {**COMMANDS, **TRANSFERS}
+        if self.pair.config.verify_lengths == "confidence":
+            weights = {**weights, "curve": 0.5, "correct": 5}
         for _ in range(commands):
             getattr(self, self.rng.choices(list(weights), list(weights.values()))[0])()
         self.pair.drain(self.rng)

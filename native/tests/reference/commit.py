@@ -35,8 +35,11 @@ def stop_reason(m, s: Request) -> Reason:
     return Reason.NONE
 
 
-def append_tokens(m, step: Step, r: Row, tokens: list[int], has_drafts: bool, events: list[Event]) -> None:
-    """``tokens``: the accepted drafts and the sampled one. Those behind a stop are dropped."""
+def append_tokens(m, step: Step, r: Row, tokens: list[int], drafts: list | None, events: list[Event]) -> None:
+    """``tokens``: the accepted drafts and the sampled one. Those behind a stop are dropped.
+
+    ``drafts``: confidences of the drafts for the next step, [] where they have none, None without drafts.
+    """
     s = r.request
     reason = Reason.NONE
     m.put_first(s, events)
@@ -59,12 +62,14 @@ def append_tokens(m, step: Step, r: Row, tokens: list[int], has_drafts: bool, ev
         last.finish_reason = reason
         m.end(s, reason, has_event=False)
     else:
-        s.has_drafts = has_drafts and m.settings.num_draft > 0
+        s.has_drafts = drafts is not None and m.settings.num_draft > 0
+        if s.has_drafts:
+            m.varlen.keep(s, drafts)
         if m.settings.engine_type == PROMPT:
             m.hand_over(s, last)
 
 
-def commit_row(m, step: Step, r: Row, tokens: list[int], is_ok: bool, has_drafts: bool, events: list[Event]) -> None:
+def commit_row(m, step: Step, r: Row, tokens: list[int], is_ok: bool, drafts: list | None, events: list) -> None:
     s = r.request
     if not is_live(r):
         m.count["overrun_rows" if s.is_terminal else "stale_rows"] += 1
@@ -84,6 +89,6 @@ def commit_row(m, step: Step, r: Row, tokens: list[int], is_ok: bool, has_drafts
     if step.kind == KIND_PREFILL and not r.is_last_chunk:
         return
     if is_ok:
-        append_tokens(m, step, r, tokens, has_drafts, events)
+        append_tokens(m, step, r, tokens, drafts, events)
     else:
         m.end(s, Reason.ENGINE)

@@ -98,9 +98,9 @@ def decode_pass(m, step: Step, out) -> None:
     m.carry_out_forks(step, out, candidates)
     if c.row_order == "length_desc":
         candidates.sort(key=lambda s: (-s.len, s.uid))
-    for s in candidates:
+    for s, q in zip(candidates, m.varlen.lengths(candidates), strict=True):
         s.holds = 0
-        out.add_row(step, s, s.cached + s.inflight * c.q, c.q, False)
+        out.add_row(step, s, s.cached + s.inflight * c.q, q, False)
     if not candidates:
         return  # no step was made: nobody was passed over
     m.count["holds"] += len(out.held_uid)

@@ -33,6 +33,7 @@ from reference.records import (
     Step,
 )
 from reference.settings import Settings
+from reference.varlen import VerifyLengths
 
 
 class Scheduler:
@@ -48,6 +49,7 @@ class Scheduler:
         self.draft = Pool(c.max_num_seqs + 1 if c.num_draft else 0, True)
         self.rows = Pool(c.max_num_seqs + 1, True)
         self.prefix = PrefixCache(c, self.main)
+        self.varlen = VerifyLengths(c)
         self.requests: dict[int, Request] = {}  # not RETIRED
         self.queue: list[Request] = []
         self.running: list[Request] = []
@@ -263,8 +265,13 @@ class Scheduler:
         if is_decode:
             self.count["tokens_drafted"] += step.tokens - len(step.rows)
 
-    def commit(self, step_id: int, sampled, accepted=None, ok=None, has_drafts: bool = False) -> list[Event]:
-        """``sampled[i]``, ``accepted[i]`` (draft ids) and ``ok[i]`` of row i. Rows that make no token ignore theirs."""
+    def commit(
+        self, step_id: int, sampled, accepted=None, ok=None, has_drafts: bool = False, confidence=None
+    ) -> list[Event]:
+        """``sampled[i]``, ``accepted[i]`` (draft ids) and ``ok[i]`` of row i. Rows that make no token ignore theirs.
+
+        ``has_drafts``: the sampler gave drafts for the next step, with ``confidence[i]`` of row i or none.
+        """
         if step_id != self.committed + 1 or step_id > self.launched:
             raise Refused("order", f"step {step_id}, the next is {self.committed + 1}")
         self.drain()
@@ -273,7 +280,8 @@ class Scheduler:
         overrun = self.count["overrun_rows"]
         for i, r in enumerate(step.rows):
             tokens = [*(accepted[i] if accepted else ()), sampled[i]]
-            commit_row(self, step, r, tokens, ok is None or ok[i], has_drafts, events)
+            drafts = (confidence[i] if confidence else []) if has_drafts else None
+            commit_row(self, step, r, tokens, ok is None or ok[i], drafts, events)
         self.count["overrun_steps"] += self.count["overrun_rows"] > overrun
         self.committed = step_id
         self.flush(events)

@@ -33,6 +33,7 @@ class Settings:
     zero_swa_on_alloc: bool = False
     dp_size: int = 0
     engine_type: int = 0
+    verify_lengths: str = "fixed"
     window: int = 0
     backtrack: int = 1
     swa_ring: int = 0
