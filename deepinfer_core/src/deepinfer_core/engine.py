@@ -12,7 +12,6 @@ it is committed first, so a request keeps the tokens that it got before the faul
 from __future__ import annotations
 
 import threading
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter_ns
@@ -25,10 +24,10 @@ from deepinfer_core.interfaces import StepObserver
 from deepinfer_core.pipeline import Machinery, PhaseTimes, StepFault, StepRecord
 from deepinfer_core.pipeline.collect import collect, nothing, refused, settle
 from deepinfer_core.pipeline.forward import forward
+from deepinfer_core.pipeline.meter import StepMeter
 from deepinfer_core.pipeline.sample import sample
 from deepinfer_core.pipeline.schedule import schedule
 from deepinfer_core.prefix import PrefixCacheReport
-from deepinfer_core.records import StepKind
 from deepinfer_core.requests import Request, too_long
 from deepinfer_core.samples import WaitingSamples
 from deepinfer_core.step_choice import LocalChooser, StepChooser
@@ -65,13 +64,12 @@ class Engine:
         """Launched and not committed, oldest first."""
         self._ring: deque[StepRecord] = deque(maxlen=self._depth + 1)
         """Keeps the results of a step alive until the step after it is committed."""
-        self._observers = list(observers)
+        self._meter = StepMeter(self.times, observers)
         self._live: dict[int, Request] = {}
         self._emitter = Emitter(self._live, tokenizer, core.finish, self._explain_too_long)
         self._waiting = WaitingSamples(self._start_sample, self._emitter.end)
         self._lock = threading.RLock()
         self._empty_steps = 0
-        self._committed_ns = 0
         self._broken: DeepInferError | None = None
         self._closed = False
 
@@ -291,7 +289,7 @@ class Engine:
         t2 = perf_counter_ns()
         times.commit += t1 - t0
         times.emit += t2 - t1
-        self._count(record, t2)
+        self._meter.committed(record, t2)
 
     def _note_hits(self, record: StepRecord) -> None:
         """What the prefix cache saved of the prompts that start in this step."""
@@ -359,24 +357,6 @@ class Engine:
         self._waiting.stop("engine", error)
         for request in list(self._live.values()):
             self._emitter.end(request, "engine", error=error)
-
-    def _count(self, record: StepRecord, now_ns: int) -> None:
-        """Seconds of a step: since it was scheduled, or since the commit before where that came later."""
-        ns = now_ns - max(record.started_ns, self._committed_ns)
-        self._committed_ns = now_ns
-        times = self.times
-        times.steps += 1
-        if record.is_prefill:
-            times.prefill_tokens += record.num_tokens
-        else:
-            times.decode_tokens += record.num_tokens
-        for observer in list(self._observers):
-            try:
-                kind = StepKind(record.kind).name.lower()
-                observer.step(kind, record.num_reqs, record.num_tokens, ns * 1e-9)
-            except Exception as err:  # an observer must not change the run; it is dropped, and that is said once
-                self._observers.remove(observer)
-                warnings.warn(f"W_OBSERVER: {type(observer).__name__} failed and is off: {err}", stacklevel=2)
 
 
 def _launch(phase: Callable[..., None], parts: Machinery, core: Any, record: StepRecord, *more: Any) -> None:

@@ -1,0 +1,41 @@
+"""What was done and how long it took, told to the observers after each commit."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+
+from deepinfer_core.interfaces import StepObserver
+from deepinfer_core.pipeline.record import StepRecord
+from deepinfer_core.pipeline.times import PhaseTimes
+from deepinfer_core.records import StepKind
+
+
+class StepMeter:
+    """Counts committed steps into ``times`` and tells ``observers``; one that fails is dropped."""
+
+    def __init__(self, times: PhaseTimes, observers: Iterable[StepObserver]) -> None:
+        self.observers = list(observers)
+        self._times = times
+        self._committed_ns = 0
+
+    def committed(self, record: StepRecord, now_ns: int) -> None:
+        """The seconds of a step: since it was scheduled, or since the commit before where that came later.
+
+        So they add up to the time of the run, also while steps overlap.
+        """
+        ns = now_ns - max(record.started_ns, self._committed_ns)
+        self._committed_ns = now_ns
+        times = self._times
+        times.steps += 1
+        if record.is_prefill:
+            times.prefill_tokens += record.num_tokens
+        else:
+            times.decode_tokens += record.num_tokens
+        for observer in list(self.observers):
+            try:
+                kind = StepKind(record.kind).name.lower()
+                observer.step(kind, record.num_reqs, record.num_tokens, ns * 1e-9)
+            except Exception as err:  # an observer must not change the run; it is dropped, and that is said once
+                self.observers.remove(observer)
+                warnings.warn(f"W_OBSERVER: {type(observer).__name__} failed and is off: {err}", stacklevel=2)
