@@ -5,6 +5,7 @@ import random
 import pytest
 from native_driver import VOCAB, small_config
 from paired import Pair
+from reference import DECODE, TRY_PREFILL
 
 from deepinfer_contracts import EngineType
 
@@ -195,6 +196,27 @@ def test_random_commands_reach_the_rare_transitions():
     stats = Storm(0, num_blocks=18, depth=2).run(1500).core.stats()
     reached = (stats.preemptions, stats.holds, stats.aborts, stats.overrun_rows, stats.stale_rows)
     assert all(reached), reached
+
+
+def test_slots_of_a_parent_that_ended_wait_for_the_step_that_clones_them():
+    """The parent is not in that step itself: only the copy keeps its slots from others."""
+    pair, rng = Pair(small_config(depth=2, num_swa_slots=3, num_state_slots=3)), random.Random(0)
+    parent = pair.submit([1, 2, 3, 4, 5, 6], max_tokens=2)
+    pair.schedule(TRY_PREFILL)
+    pair.commit(rng)
+    pair.step_done(1)
+    pair.schedule(DECODE)
+    pair.fork(parent, 3, False)
+    clones = pair.schedule(DECODE)
+    assert clones.clone_slots == [[2, 1, 2], [3, 1, 2]]
+    assert parent not in clones.seq_uid
+    pair.commit(rng)
+    pair.step_done(2)
+    pair.submit([7, 8], max_tokens=2)
+    assert pair.schedule(TRY_PREFILL).num_reqs == 0
+    pair.step_done(3)
+    assert pair.schedule(TRY_PREFILL).swa_slot == [1]
+    pair.drain(rng)
 
 
 @pytest.mark.slow
