@@ -199,6 +199,28 @@ static void test_churn_reuses_buffers(void)
     require(live == 0, "nothing is left");
 }
 
+/* An abort finds its request by uid and takes it out of the queue by its own links, so its work is the length of one
+ * bucket's chain: with consecutive uids that is the share of a bucket, however long the queue. */
+static void test_abort_looks_at_the_chain_of_one_bucket(void)
+{
+    enum { QUEUED = 20000 };
+    di_config k = config();
+    di_core *core = NULL;
+    di_probe_out probe;
+    uint64_t uid = 0, longest = 0;
+    require(di_core_create(&k, &core, NULL) == 0, "create");
+    for (int n = 0; n < QUEUED; n++) require(submit(core, 3, 4, &uid) == 0, "submit");
+    require(di_probe(core, &probe) == 0, "probe");
+    const di_table *t = &core->clients.table;
+    for (uint64_t i = 0; i <= t->mask; i++) {
+        uint64_t n = 0;
+        for (const di_seq *s = t->buckets[i]; s; s = s->map_next) n++;
+        longest = n > longest ? n : longest;
+    }
+    require(longest <= QUEUED / (t->mask + 1) + 1, "chains are even");
+    di_core_destroy(core);
+}
+
 typedef void damage(di_core *core);
 
 static void damage_held_count(di_core *c) { c->main.held_count++; }
@@ -247,6 +269,7 @@ int main(void)
 {
     test_damage_is_found_and_poisons();
     test_every_allocation_fails_once();
+    test_abort_looks_at_the_chain_of_one_bucket();
     test_steady_steps_allocate_nothing();
     test_churn_reuses_buffers();
     printf("ok\n");
