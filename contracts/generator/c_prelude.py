@@ -50,7 +50,6 @@ static inline int32_t di_narrow(int64_t x) { return (int32_t)di_max(INT32_MIN, d
     }
 DI_IN_RANGE(di_in_range_u8, uint8_t, 0, UINT8_MAX)
 DI_IN_RANGE(di_in_range_i8, int8_t, INT8_MIN, INT8_MAX)
-DI_IN_RANGE(di_in_range_u16, uint16_t, 0, UINT16_MAX)
 DI_IN_RANGE(di_in_range_i16, int16_t, INT16_MIN, INT16_MAX)
 
 /* The same for every width-th value from x on: a column of a table. */

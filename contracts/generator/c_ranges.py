@@ -8,7 +8,7 @@ from generator.c_loops import Loop, Scratch
 from generator.expr import Expr
 
 _ORDER = ("<", "<=", ">", ">=")
-_INTEGERS = {"u8": "_u8", "i8": "_i8", "u16": "_u16", "i16": "_i16", "i32": ""}
+_INTEGERS = {"u8": "_u8", "i8": "_i8", "i16": "_i16", "i32": ""}
 
 
 def part_of(e: Expr) -> Expr | None:

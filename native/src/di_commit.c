@@ -184,12 +184,15 @@ static int commit_row(di_core *c, di_step *step, int32_t i, const di_tokens *t, 
 }
 
 /* Bring the lines that rows ahead will touch: the request first, then, when that is there, the end of its tokens. */
-static void look_ahead(const di_step *step, int32_t i)
+static void look_ahead(const di_step *step, int32_t i, int has_drafts)
 {
     if (i + DI_AHEAD >= step->n) return;
-    DI_PREFETCH(step->rows[i + DI_AHEAD].seq);
-    const di_seq *s = step->rows[i + DI_AHEAD / 2].seq;
-    DI_PREFETCH(&s->tokens[s->len]);
+    const di_seq *far = step->rows[i + DI_AHEAD].seq, *near = step->rows[i + DI_AHEAD / 2].seq;
+    DI_PREFETCH(far);
+    DI_PREFETCH(&near->tokens[near->len]);
+    if (!has_drafts) return;
+    DI_PREFETCH(&far->drafts);
+    DI_PREFETCH(near->drafts);
 }
 
 static int apply(di_core *c, di_step *step, const di_tokens *t, di_event_arena *a)
@@ -197,7 +200,7 @@ static int apply(di_core *c, di_step *step, const di_tokens *t, di_event_arena *
     uint64_t overrun = c->count.overrun_rows;
     if (t->has_extras || t->confidence || step->t > step->n) a->is_plain = 0;
     for (int32_t i = 0; i < step->n; i++) {
-        look_ahead(step, i);
+        look_ahead(step, i, t->drafts != NULL);
         int code = commit_row(c, step, i, t, a);
         if (code) return code;
     }
