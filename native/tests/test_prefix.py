@@ -255,6 +255,40 @@ def test_thousand_cancelled_requests_leave_every_count_alone():
     driver.require_expected([running])
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("moment", ["queued", "replay_in_flight", "between_chunks", "running", "decode_in_flight"])
+def test_abort_of_a_hit_in_every_phase_leaves_the_prefix_to_others(moment, depth):
+    driver = Driver(prefix_config(depth=depth, max_chunk=5, chunk_align=1))
+    driver.submit(prompt_of(30), max_tokens=1, stop=())
+    driver.run()
+    before = driver.core.stats().main
+    hit = driver.submit(prompt_of(30), max_tokens=20, stop=())
+    if moment == "replay_in_flight":
+        driver.schedule(StepMode.TRY_PREFILL)
+    elif moment == "between_chunks":
+        driver.step()
+    elif moment in ("running", "decode_in_flight"):
+        while len(hit.output) < 6:
+            driver.step()
+        if moment == "decode_in_flight" and not driver.open:
+            driver.schedule(StepMode.DECODE)
+    driver.core.abort([hit.uid])
+    driver.poll()
+    driver.core.check()
+    while driver.open:
+        driver.retire()
+    driver.run(check=True)
+    assert hit.reason == FinishReason.ABORT
+    after = driver.core.stats().main
+    # Nothing is lost; what the request computed behind the prefix may be offered too.
+    assert (after.held, after.limbo, after.free + after.cached) == (0, 0, after.total)
+    assert after.cached >= before.cached
+    again = driver.submit(prompt_of(30), max_tokens=5, stop=())
+    driver.run(check=True)
+    driver.require_expected([again])
+    assert driver.core.stats().prefix_hit_tokens == 20 * (1 if moment == "queued" else 2)
+
+
 def test_probing_a_blocked_prompt_changes_nothing():
     driver = Driver(prefix_config(num_blocks=16, max_num_seqs=2))
     driver.submit(prompt_of(20), max_tokens=1, stop=())

@@ -67,7 +67,8 @@ static di_config config(void)
         .max_num_seqs = 4, .max_num_batched_tokens = 32, .max_model_len = 2000, .vocab_size = 50, .min_chunk = 1,
         .chunk_align = 4, .chunked_prefill = 1, .depth = 2, .prefill_interval_all = 3, .prefill_interval_any = 5,
         .window = 8, .backtrack = 1, .num_ratios_sparse = 2, .ratios_sparse = {1, 2}, .num_ratios_dense = 1,
-        .ratios_dense = {2}, .inputs = 1, .validation = DI_LEVEL_BOUNDARY, .prefill_watermark = 0.9};
+        .ratios_dense = {2}, .inputs = 1, .validation = DI_LEVEL_BOUNDARY, .prefill_watermark = 0.9,
+        .prefix_cache = 1, .prefix_hash_bits = 128};
 }
 
 static int submit(di_core *core, int n, int max_tokens, uint64_t *uid)
@@ -75,7 +76,7 @@ static int submit(di_core *core, int n, int max_tokens, uint64_t *uid)
     int32_t prompt[16];
     for (int i = 0; i < 16; i++) prompt[i] = (n + i) % 50;
     di_request r = {.struct_size = sizeof r, .num_prompt = 1 + n % 16, .prompt = prompt, .max_tokens = max_tokens,
-                    .top_k = -1, .temperature = 1, .top_p = 1, .repetition_penalty = 1};
+                    .top_k = -1, .temperature = 1, .top_p = 1, .repetition_penalty = 1, .prefix_lookup = 1};
     return di_submit(core, &r, uid);
 }
 
@@ -120,6 +121,23 @@ static int64_t unfinished(di_core *core)
     return n;
 }
 
+/* A call that needs memory is made again where it was refused for lack of it. */
+#define RETRY(is_faulty, code, call) \
+    do { (code) = (call); if ((is_faulty) && (code) == DI_E_CAPACITY) (code) = (call); } while (0)
+
+/* A child of the newest request, and a pin of the blocks that the first one has. */
+static void share(di_core *core, int is_faulty, uint64_t parent, uint64_t *pin)
+{
+    di_fork_args args = {.struct_size = sizeof args, .at_prompt = 1, .max_tokens = 3};
+    uint64_t uid = 0;
+    int code = 0;
+    RETRY(is_faulty, code, di_fork(core, parent, &args, &uid));
+    require(code == 0, "fork");
+    RETRY(is_faulty, code, di_pin(core, DI_POOL_MAIN, core->running[0]->blocks, core->running[0]->n_blocks, pin));
+    require(code == 0, "pin");
+    require(di_core_check(core, NULL) == 0, "check after sharing");
+}
+
 /* A whole life of a core; returns the allocations that it made. */
 static long life(int is_faulty)
 {
@@ -132,15 +150,18 @@ static long life(int is_faulty)
         return calls - before;
     }
     require(code == 0, "create");
+    uint64_t uid = 0, pin = 0;
     for (int n = 0; n < 8; n++) {
-        uint64_t uid = 0;
-        code = submit(core, n, 6, &uid);
-        if (is_faulty && code == DI_E_CAPACITY) code = submit(core, n, 6, &uid);
+        RETRY(is_faulty, code, submit(core, n, 6, &uid));
         require(code == 0, "submit");
         require(di_core_check(core, NULL) == 0, "check after submit");
     }
+    require(step(core) > 0, "first step");
+    share(core, is_faulty, uid, &pin);
     while (unfinished(core)) require(step(core) >= 0, "step");
     require(di_core_check(core, NULL) == 0, "check");
+    require(di_audit(core, NULL) == 0, "audit with a pin");
+    require(di_unpin(core, pin) == 0, "unpin");
     require(di_audit(core, NULL) == 0, "audit");
     di_core_destroy(core);
     return calls - before;
@@ -237,11 +258,28 @@ static void damage_null_unit(di_core *c) { c->state.units[0].ref = 1; }
 static void damage_done(di_core *c) { c->done = c->launched + 1; }
 static void damage_unfinished(di_core *c) { c->clients.unfinished++; }
 
+static void damage_registered(di_core *c) { c->main.units[c->running[0]->blocks[0]].registered ^= 1; }
+static void damage_index_tokens(di_core *c) { c->prefix.index.tokens[4 * c->running[3]->blocks[0]]++; }
+static void damage_index_entry(di_core *c)
+{
+    for (uint64_t i = 0; i <= c->prefix.index.mask; i++) c->prefix.index.entries[i].block = 0;
+}
+static void damage_store_from(di_core *c) { c->running[0]->store_from = 3; }
+static void damage_shared_tail(di_core *c)
+{
+    di_seq *s = c->running[0];
+    if (di_pool_share(&c->main, s->blocks[s->n_blocks - 1])) exit(1);
+    c->running[1]->blocks[c->running[1]->n_blocks++] = s->blocks[s->n_blocks - 1];
+}
+static void damage_forks(di_core *c) { c->forks.count++; }
+static void damage_handles(di_core *c) { c->handles.live++; }
+
 static void test_damage_is_found_and_poisons(void)
 {
     damage *all[] = {damage_held_count, damage_free_list, damage_reference, damage_table_entry, damage_cached,
                      damage_running, damage_queue, damage_ticket, damage_phase_count, damage_admitted,
-                     damage_null_unit, damage_done, damage_unfinished};
+                     damage_null_unit, damage_done, damage_unfinished, damage_registered, damage_index_tokens,
+                     damage_index_entry, damage_store_from, damage_shared_tail, damage_forks, damage_handles};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         di_config k = config();
         di_core *core = NULL;
