@@ -70,7 +70,7 @@ static int wrong(const char *field, const di_seq *s, const char *what)
 }
 
 typedef struct census {
-    int64_t admitted, phase[16];
+    int64_t admitted, children, ready, phase[16];
 } census;
 
 static int see_slot(di_unit_pool *p, int32_t slot) { return slot ? di_pool_see_owner(p, slot) : 0; }
@@ -89,6 +89,8 @@ static int check_seq(di_core *c, const di_seq *s, census *n)
 {
     n->phase[s->phase]++;
     n->admitted += s->row_slot != 0;
+    int code = di_fork_count(s, &n->children, &n->ready);
+    if (code) return code;
     if (s->n_blocks > s->cap_blocks || s->len > s->cap_tokens) return wrong("blocks", s, "an array is too small");
     if (s->cached > s->len || s->cached < 0) return wrong("cached", s, "more positions than tokens");
     if (s->inflight > c->cfg.depth || s->inflight > s->inflight_all) return wrong("inflight", s, "too many steps");
@@ -194,7 +196,7 @@ static int check_all(di_core *c)
     pthread_mutex_unlock(&c->clients.lock);
     if (!code) code = di_queue_check(&c->queue);
     if (!code) code = di_transfer_check(c);
-    if (!code) code = di_fork_check(c);
+    if (!code) code = di_fork_check(c, n.children, n.ready);
     if (!code) code = check_running(c);
     if (!code) code = check_steps(c);
     return code ? code : check_census(c, &n);

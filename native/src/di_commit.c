@@ -111,7 +111,10 @@ static int append_tokens(di_core *c, di_step *step, int32_t i, const di_tokens *
 {
     const di_row *r = &step->rows[i];
     di_seq *s = r->seq;
-    if (t->status[i] != DI_ROW_OK) return di_core_finish(c, s, DI_FINISH_ENGINE, 1);
+    if (t->status[i] != DI_ROW_OK) {
+        di_prefix_withdraw(&c->prefix, s);
+        return di_core_finish(c, s, DI_FINISH_ENGINE, 1);
+    }
     int32_t accepted = di_output_accepted(step, i, t);
     int32_t start_len = s->len, e = -1;
     uint8_t reason = DI_FINISH_NONE;
@@ -170,6 +173,7 @@ static int commit_row(di_core *c, di_step *step, int32_t i, const di_tokens *t, 
             s->cached = r->start + r->q;
             if (r->is_last_chunk) s->awaits_first = 0;
             else code = requeue(c, s);
+            if (r->is_last_chunk && s->child_head) di_fork_ready(c, s);
             if (code) return code;
         }
         /* Counted out of the step first: a request that ends here with nothing else in flight is RETIRED at once. */

@@ -89,7 +89,7 @@ static void sweep(di_core *c, di_seq *s)
 
 int di_core_finish(di_core *c, di_seq *s, uint8_t reason, int with_event)
 {
-    if (c->forks.count) di_fork_end(c, s);
+    if (c->forks.waiting) di_fork_end(c, s);
     if (s->listed && s->phase == DI_PHASE_RUNNING) di_core_leave_running(c, s);
     else if (s->listed) di_queue_remove(&c->queue, s);
     int code = di_core_release(c, s);

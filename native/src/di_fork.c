@@ -3,14 +3,43 @@
 #include "di_policy.h"
 #include "di_state.h"
 
-static void unlink_child(di_core *c, di_seq *s)
+static void unlink_ready(di_core *c, di_seq *p)
 {
     di_forks *f = &c->forks;
-    if (s->prev) s->prev->next = s->next; else f->head = s->next;
-    if (s->next) s->next->prev = s->prev; else f->tail = s->prev;
-    s->prev = s->next = NULL;
-    s->parent_uid = 0;
-    f->count--;
+    if (!p->is_ready) return;
+    if (p->ready_prev) p->ready_prev->ready_next = p->ready_next; else f->head = p->ready_next;
+    if (p->ready_next) p->ready_next->ready_prev = p->ready_prev; else f->tail = p->ready_prev;
+    p->ready_prev = p->ready_next = NULL;
+    p->is_ready = 0;
+}
+
+static void unlink_child(di_core *c, di_seq *s)
+{
+    di_seq *p = s->parent;
+    if (s->prev) s->prev->next = s->next; else p->child_head = s->next;
+    if (s->next) s->next->prev = s->prev; else p->child_tail = s->prev;
+    s->prev = s->next = s->parent = NULL;
+    c->forks.waiting--;
+    if (!p->child_head) unlink_ready(c, p);
+}
+
+static void link_child(di_core *c, di_seq *p, di_seq *s)
+{
+    s->parent = p;
+    s->prev = p->child_tail;
+    if (p->child_tail) p->child_tail->next = s; else p->child_head = s;
+    p->child_tail = s;
+    c->forks.waiting++;
+}
+
+void di_fork_ready(di_core *c, di_seq *p)
+{
+    di_forks *f = &c->forks;
+    if (p->is_ready || !p->child_head) return;
+    p->is_ready = 1;
+    p->ready_prev = f->tail;
+    if (f->tail) f->tail->ready_next = p; else f->head = p;
+    f->tail = p;
 }
 
 /* Before requests that never ran: its parent had its turn, and the child is a part of that. */
@@ -23,19 +52,8 @@ static void queue_child(di_core *c, di_seq *s)
 
 void di_fork_end(di_core *c, di_seq *s)
 {
-    if (s->parent_uid) unlink_child(c, s);
-    for (di_seq *child = c->forks.head, *next = NULL; child; child = next) {
-        next = child->next;
-        if (child->parent_uid == s->uid) queue_child(c, child);
-    }
-}
-
-static di_seq *find(di_core *c, uint64_t uid)
-{
-    pthread_mutex_lock(&c->clients.lock);
-    di_seq *s = di_table_find(&c->clients.table, uid);
-    pthread_mutex_unlock(&c->clients.lock);
-    return s;
+    if (s->parent) unlink_child(c, s);
+    while (s->child_head) queue_child(c, s->child_head);
 }
 
 /* The parent's rings still have what the child's first position reads: the window before it, and the positions of its
@@ -114,39 +132,60 @@ static int clone(di_core *c, di_step *step, const di_seq *parent, di_seq *child,
     child->cached = child->len - 1;
     di_prefix_inherit(&c->prefix, parent, child);
     di_policy_note_blocks(c, o, child, 0);
+    di_fork_ready(c, child);
     step->flags |= DI_STEP_FLAG_HAS_FORKS;
     return code;
 }
 
+static int decide(di_core *c, di_step *step, const di_seq *parent, di_seq *child, int32_t *n)
+{
+    int32_t size = c->cfg.block_size, shared = (child->len - 1) / size;
+    int32_t fresh = di_ceil_div(child->len - 1 + c->dim.q, size) - shared;
+    if (!can_clone(c, parent, child, fresh)) {
+        queue_child(c, child);
+        return 0;
+    }
+    c->candidates[(*n)++] = child;
+    return clone(c, step, parent, child, shared, fresh);
+}
+
 int di_fork_carry_out(di_core *c, di_step *step, int32_t *n)
 {
-    for (di_seq *child = c->forks.head, *next = NULL; child; child = next) {
-        next = child->next;
-        const di_seq *parent = find(c, child->parent_uid);
-        if (!parent) return di_fail(DI_E_INTERNAL, "", "fork", "the parent of %llu is gone", (unsigned long long)child->uid);
-        /* Its prompt, or what it computes again, is not complete: the child waits. */
-        if (parent->phase != DI_PHASE_RUNNING || parent->awaits_first) continue;
-        int32_t size = c->cfg.block_size, shared = (child->len - 1) / size;
-        int32_t fresh = di_ceil_div(child->len - 1 + c->dim.q, size) - shared;
+    /* Children of a clone made here wait for the next step: what this step copies is no source of this step. */
+    const di_seq *last = c->forks.tail;
+    for (int is_last = 0; c->forks.head && !is_last;) {
+        di_seq *parent = c->forks.head;
         int code = 0;
-        if (!can_clone(c, parent, child, fresh)) queue_child(c, child);
-        else if (!(code = clone(c, step, parent, child, shared, fresh))) c->candidates[(*n)++] = child;
+        is_last = parent == last;
+        unlink_ready(c, parent);
+        /* Preempted since: its children wait for it again. */
+        if (parent->phase != DI_PHASE_RUNNING || parent->awaits_first) continue;
+        while (parent->child_head && !code) code = decide(c, step, parent, parent->child_head, n);
         if (code) return code;
     }
     return 0;
 }
 
-int di_fork_check(const di_core *c)
+int di_fork_count(const di_seq *p, int64_t *children, int64_t *ready)
+{
+    const di_seq *before = NULL;
+    for (const di_seq *s = p->child_head; s; before = s, s = s->next, ++*children)
+        if (s->prev != before || s->listed || s->parent != p || s->phase != DI_PHASE_WAITING)
+            return di_fail(DI_E_INTERNAL, "", "fork", "request %llu waits in the wrong list", (unsigned long long)s->uid);
+    *ready += p->is_ready;
+    if (p->child_tail == before && (before || !p->is_ready)) return 0;
+    return di_fail(DI_E_INTERNAL, "", "fork", "the children of %llu are in disorder", (unsigned long long)p->uid);
+}
+
+int di_fork_check(const di_core *c, int64_t children, int64_t ready)
 {
     int64_t n = 0;
     const di_seq *before = NULL;
-    for (const di_seq *s = c->forks.head; s; before = s, s = s->next, n++)
-        if (s->prev != before || s->listed || s->phase != DI_PHASE_WAITING || s->parent_uid == 0 || n > c->forks.count)
-            return di_fail(DI_E_INTERNAL, "", "fork", "request %llu waits in the wrong list", (unsigned long long)s->uid);
-    if (n != c->forks.count || c->forks.tail != before)
-        return di_fail(DI_E_INTERNAL, "", "fork", "%lld children are counted as %lld", (long long)n,
-                       (long long)c->forks.count);
-    return 0;
+    for (const di_seq *p = c->forks.head; p && n <= ready; before = p, p = p->ready_next, n++)
+        if (p->ready_prev != before || !p->is_ready) break;
+    if (n == ready && c->forks.tail == before && children == c->forks.waiting) return 0;
+    return di_fail(DI_E_INTERNAL, "", "fork", "%lld children of %lld parents are counted as %lld", (long long)children,
+                   (long long)ready, (long long)c->forks.waiting);
 }
 
 /* The parent's request again, with its tokens so far as the prompt. */
@@ -184,7 +223,9 @@ static int fork_request(di_core *c, uint64_t parent, const di_fork_args *args, u
 {
     if (c->cfg.engine_type != DI_ENGINE_NORMAL)
         return di_fail(DI_E_ARG, "", "fork", "only an engine that runs prompts and decodes (NORMAL) can fork");
-    const di_seq *p = find(c, parent);
+    pthread_mutex_lock(&c->clients.lock);
+    di_seq *p = di_table_find(&c->clients.table, parent);
+    pthread_mutex_unlock(&c->clients.lock);
     if (!p || di_seq_is_terminal(p))
         return di_fail(DI_E_NOT_FOUND, "", "parent", "request %llu is unknown or already finished",
                        (unsigned long long)parent);
@@ -195,12 +236,9 @@ static int fork_request(di_core *c, uint64_t parent, const di_fork_args *args, u
     di_seq *s = NULL;
     int code = create(c, &r, &s);
     if (code) return code;
-    s->parent_uid = parent;
     s->ticket = ++c->clients.submissions;
-    s->prev = c->forks.tail;
-    if (c->forks.tail) c->forks.tail->next = s; else c->forks.head = s;
-    c->forks.tail = s;
-    c->forks.count++;
+    link_child(c, p, s);
+    if (p->phase == DI_PHASE_RUNNING && !p->awaits_first) di_fork_ready(c, p);
     c->phase_count[DI_PHASE_WAITING]++;
     *uid = s->uid;
     return 0;

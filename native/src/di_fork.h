@@ -16,17 +16,22 @@
 struct di_core;
 struct di_step;
 
+/* A child that waits is linked to its parent, by prev and next, and in no queue. */
 typedef struct di_forks {
-    di_seq *head, *tail;      /* children that wait, linked by prev and next; in no queue */
-    int64_t count;
+    di_seq *head, *tail;      /* parents whose prompt is computed and whose children wait, by ready_next */
+    int64_t waiting;          /* children of all parents */
 } di_forks;
 
 /* Decide for every child whose parent is computed. Clones become candidates [*n ..) of the step, after all others had
  * their blocks. */
 int di_fork_carry_out(struct di_core *c, struct di_step *step, int32_t *n);
+/* The prompt of p is computed: the next decode call decides about its children, if it has any. */
+void di_fork_ready(struct di_core *c, di_seq *p);
 /* A request ends: forget it if it is a child that waits, and queue the children that wait for it. */
 void di_fork_end(struct di_core *c, di_seq *s);
-/* 0, or DI_E_INTERNAL if the list contradicts itself. */
-int di_fork_check(const struct di_core *c);
+/* Add the children that wait for p, and p if it is ready; DI_E_INTERNAL if their list contradicts itself. */
+int di_fork_count(const di_seq *p, int64_t *children, int64_t *ready);
+/* Compare the sums over all requests with the list of parents. */
+int di_fork_check(const struct di_core *c, int64_t children, int64_t ready);
 
 #endif

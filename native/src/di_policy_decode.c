@@ -204,7 +204,7 @@ int di_policy_decode(di_core *c, di_step *step, di_outputs *o)
     int64_t need = choose(c, &n, &growers);
     if (need > 0) code = provide(c, &n, growers, need, o);
     if (code) return code;
-    if (c->forks.count) code = di_fork_carry_out(c, step, &n);
+    if (c->forks.head) code = di_fork_carry_out(c, step, &n);
     if (code) return code;
     if (c->cfg.row_order == 1) sort_by_length(c->candidates, n);
     const int32_t *lengths = NULL;

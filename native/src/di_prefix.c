@@ -153,6 +153,17 @@ int di_prefix_register(di_prefix *x, di_seq *s)
     return 0;
 }
 
+void di_prefix_withdraw(di_prefix *x, di_seq *s)
+{
+    if (!x->is_on) return;
+    for (int32_t i = s->store_from / x->index.block_size; i < s->n_blocks; i++) {
+        if (!di_prefix_index_has(&x->index, s->blocks[i])) continue;
+        di_prefix_index_remove(&x->index, s->blocks[i]);
+        di_pool_unregister(x->pool, s->blocks[i]);
+    }
+    s->register_at = INT32_MAX;
+}
+
 int di_prefix_reset(di_prefix *x, const uint64_t *salt)
 {
     if (!x->is_on) return di_fail(DI_E_CONFIG, "", "prefix_cache", "is off, there is nothing to reset");

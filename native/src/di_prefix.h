@@ -44,6 +44,8 @@ int di_prefix_hold(di_prefix *x, di_seq *s, const di_hit *hit);
 void di_prefix_inherit(const di_prefix *x, const di_seq *parent, di_seq *child);
 /* Offer every block that is full and computed; to be called when cached reaches s->register_at. */
 int di_prefix_register(di_prefix *x, di_seq *s);
+/* Offer none of what the request computed itself any more: the device reported it as bad. */
+void di_prefix_withdraw(di_prefix *x, di_seq *s);
 /* Forget everything. DI_E_BUSY while a block has more than one holder. salt NULL = the next one. */
 int di_prefix_reset(di_prefix *x, const uint64_t *salt);
 /* The index agrees with the pool. */

@@ -73,7 +73,10 @@ struct di_seq {
     int32_t n_stop;           /* stop ids, EOS included unless ignored */
     int32_t n_forced;
     uint8_t prefix_lookup;
-    uint64_t parent_uid;            /* of a fork that waits for its parent; 0 = none */
+    uint8_t is_ready;               /* a parent: in the list of di_forks */
+    di_seq *parent;                 /* of a fork that waits for it; NULL = none */
+    di_seq *child_head, *child_tail;
+    di_seq *ready_prev, *ready_next;
     uint8_t queue_class;      /* 0 continuation of a prompt, 1 preempted, 2 new */
     int32_t *stop_ids;
     int32_t *forced;

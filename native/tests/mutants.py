@@ -31,6 +31,8 @@ KILLERS = (
     "test_errors.py",
     "test_varlen.py",
     "test_fork.py",
+    "test_prefix_settings.py",
+    "test_pin.py",
 )
 TIME_LIMIT_S = 240
 
@@ -170,7 +172,7 @@ MUTANTS = (
         "shared = (child->len - 1) / size;",
         "shared = child->len / size;",
     ),
-    Mutant("children_of_an_ended_parent_are_lost", "di_core.c", "if (c->forks.count) di_fork_end(c, s);", ""),
+    Mutant("children_of_an_ended_parent_are_lost", "di_core.c", "if (c->forks.waiting) di_fork_end(c, s);", ""),
     Mutant("unpinned_at_once", "di_pin.c", "record->units[i], c->launched)", "record->units[i], 0)"),
     Mutant("pin_of_a_free_unit", "di_pin.c", "if (p->units[units[i]].state != DI_UNIT_HELD)", "if (0)"),
     Mutant(
@@ -181,6 +183,12 @@ MUTANTS = (
         "reservation_ignores_the_reserve", "di_transfer.c", "(int64_t)blocks + di_policy_reserve(c)", "(int64_t)blocks"
     ),
     Mutant("corrected_lengths_of_another_sum", "di_varlen.c", "if (sum != step->t)", "if (0)"),
+    Mutant("reused_keys_are_stored", "di_pack_prefill.c", "j * ratio < r->seq->store_from ? -1 : ", ""),
+    Mutant("reset_is_forgotten", "di_prefix.c", "if (!x->is_on || s->chain_epoch != x->epoch)", "if (!x->is_on)"),
+    Mutant("twin_chain_is_trusted", "di_prefix.c", "if (s->has_twins && ", "if (0 && "),
+    Mutant("bad_blocks_stay_offered", "di_commit.c", "        di_prefix_withdraw(&c->prefix, s);\n", ""),
+    Mutant("clone_source_is_let_go", "di_fork.c", "di_pool_release(p, unit, step);", "di_pool_release(p, unit, 0);"),
+    Mutant("rejected_drafts_are_overlooked", "di_fork.c", "(f ? f * q - 1 : q - 2);", "(f ? f * q - 1 : -1);"),
 )
 
 UNCHANGED = Mutant("unchanged", "di_core.c", "", "")

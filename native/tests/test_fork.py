@@ -93,6 +93,23 @@ def test_children_of_a_queued_prompt_wait_for_it_and_clone():
     assert [len(c.output) for c in children] == [6, 6, 6]
 
 
+def test_children_of_a_waiting_child_are_cloned_one_step_later():
+    driver = Driver(small_config())
+    parent = driver.submit(prompt_of(10), max_tokens=6, stop=())
+    child = driver.fork(parent)
+    grandchild = driver.fork(child, at_prompt=True)
+    after_prompt(driver, parent)
+    first = driver.schedule(StepMode.DECODE)
+    driver.retire()
+    second = driver.schedule(StepMode.DECODE).clone_slots.copy()
+    assert first.seq_uid.tolist() == [parent.uid, child.uid]
+    assert second[:, 1].tolist() == [int(first.swa_slot[1]), int(first.state_slot[1])]
+    driver.retire()
+    driver.run(check=True)
+    driver.require_expected([parent, child, grandchild])
+    assert driver.core.stats().tokens_prefill == 10
+
+
 def test_child_whose_parent_ends_first_is_computed_from_its_tokens():
     driver = Driver(small_config())
     parent = driver.submit(prompt_of(10), max_tokens=1, stop=())
@@ -214,6 +231,41 @@ def test_child_inherits_sampling_and_takes_its_own_seed_and_budget():
     driver.run()
     driver.require_expected()
     assert len(child.output) <= 3
+
+
+def test_source_outlives_a_parent_that_ends_in_an_older_step():
+    driver = Driver(small_config(depth=2))
+    parent = driver.submit(prompt_of(10), max_tokens=3, stop=())
+    after_prompt(driver, parent)
+    driver.schedule(StepMode.DECODE)
+    driver.schedule(StepMode.DECODE)
+    driver.retire()
+    child = driver.fork(parent, max_tokens=5)
+    o = driver.schedule(StepMode.DECODE)  # the parent certainly ends in the step before: only the child is here
+    assert (o.seq_uid.tolist(), len(o.clone_slots)) == ([child.uid], 2)
+    driver.retire()
+    assert parent.reason == FinishReason.LENGTH
+    assert driver.core.stats().swa.limbo == 1
+    driver.submit(prompt_of(4), max_tokens=3, stop=())
+    later = driver.schedule(StepMode.TRY_PREFILL)
+    assert not {int(later.swa_slot[0]), int(later.state_slot[0])} & set(o.clone_slots[:, 1].tolist())
+    while driver.open:
+        driver.retire()
+    driver.run(check=True)
+    driver.require_expected()
+
+
+@pytest.mark.parametrize("steps", range(8))
+def test_rejected_drafts_in_the_ring_count_as_overwritten(steps):
+    driver = Driver(small_config(num_draft=3, backtrack=6), good_drafts=0)
+    parent = driver.submit(prompt_of(13), max_tokens=30, stop=())
+    after_prompt(driver, parent)
+    for _ in range(steps):
+        driver.step()
+    require(len(parent.output) == steps + 1, "a draft was accepted")
+    driver.fork(parent, at_prompt=True)
+    driver.run(check=True)
+    driver.require_expected()
 
 
 def test_zero_list_stays_with_prompts_and_comes_before_clones():

@@ -351,6 +351,30 @@ def test_extensions_of_a_prefix_that_ends_in_mid_block_do_not_meet():
     assert driver.core.stats().prefix_hit_tokens == 3 * 8
 
 
+def test_blocks_of_a_request_that_failed_are_withdrawn():
+    driver = Driver(prefix_config(max_chunk=8))
+    driver.submit(prompt_of(16), max_tokens=1, stop=())
+    driver.run()
+    bad = driver.submit(prompt_of(16) + prompt_of(20, 1), max_tokens=5, stop=())
+    plain = driver.sample
+
+    def sample_nan(kind, rows):
+        out = plain(kind, rows)
+        out.row_status[:] = [row[0] == bad.uid and row[3] for row in rows]
+        return out
+
+    driver.sample = sample_nan
+    driver.run(check=True)
+    assert bad.reason == FinishReason.ENGINE
+    assert driver.core.stats().main.cached == 4  # those of the first request
+    driver.sample = plain
+    hits = driver.core.stats().prefix_hit_tokens
+    again = driver.submit(prompt_of(16) + prompt_of(20, 1), max_tokens=5, stop=())
+    driver.run(check=True)
+    driver.require_expected([again])
+    assert driver.core.stats().prefix_hit_tokens - hits == 8
+
+
 def test_request_without_lookup_computes_everything_and_is_offered():
     driver = Driver(prefix_config())
     driver.submit(prompt_of(20), max_tokens=1, stop=(), prefix_lookup=False)

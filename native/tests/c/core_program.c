@@ -271,7 +271,7 @@ static void damage_shared_tail(di_core *c)
     if (di_pool_share(&c->main, s->blocks[s->n_blocks - 1])) exit(1);
     c->running[1]->blocks[c->running[1]->n_blocks++] = s->blocks[s->n_blocks - 1];
 }
-static void damage_forks(di_core *c) { c->forks.count++; }
+static void damage_forks(di_core *c) { c->forks.waiting++; }
 static void damage_handles(di_core *c) { c->handles.live++; }
 
 static void test_damage_is_found_and_poisons(void)
