@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from reference import fork
 from reference.records import (
     FROM_DRAFT,
     KIND_DECODE,
@@ -82,6 +83,7 @@ def commit_row(m, step: Step, r: Row, tokens: list[int], is_ok: bool, drafts: li
         s.cached = r.start + r.q
         if r.is_last_chunk:
             s.awaits_first = False
+            fork.ready(m, s)
         else:
             s.queue_class = 0
             m.queue.append(s)
@@ -91,4 +93,5 @@ def commit_row(m, step: Step, r: Row, tokens: list[int], is_ok: bool, drafts: li
     if is_ok:
         append_tokens(m, step, r, tokens, drafts, events)
     else:
+        m.prefix.withdraw(s)
         m.end(s, Reason.ENGINE)

@@ -28,13 +28,27 @@ def fork(m, parent_uid: int, max_tokens: int = 0, at_prompt: bool = False) -> in
     s.ticket = m.tickets
     m.set_phase(s, Phase.WAITING)
     m.forks.append(s)
+    if p.phase == Phase.RUNNING and not p.awaits_first:
+        ready(m, p)
     return s.uid
+
+
+def ready(m, p: Request) -> None:
+    """The prompt of p is computed: the next decode call decides about its children."""
+    if p not in m.ready_parents and any(s.parent == p.uid for s in m.forks):
+        m.ready_parents.append(p)
+
+
+def leave(m, s: Request) -> None:
+    """The child waits no more."""
+    m.forks.remove(s)
+    m.ready_parents = [p for p in m.ready_parents if p.uid != s.parent or any(x.parent == p.uid for x in m.forks)]
+    s.parent = 0
 
 
 def queue_child(m, s: Request) -> None:
     """Before requests that never ran: its parent had its turn, and the child is a part of that."""
-    m.forks.remove(s)
-    s.parent = 0
+    leave(m, s)
     s.queue_class = 1
     m.queue.append(s)
 
@@ -42,7 +56,7 @@ def queue_child(m, s: Request) -> None:
 def forget(m, ended: Request) -> None:
     """A request ended: a child that waits is gone, the children of a parent are computed from their tokens."""
     if ended in m.forks:
-        m.forks.remove(ended)
+        leave(m, ended)
     for child in [s for s in m.forks if s.parent == ended.uid]:
         queue_child(m, child)
 
@@ -85,22 +99,23 @@ def clone(m, step: Step, out, parent: Request, child: Request, shared: int, fres
             record.clone_slots.append([number, getattr(parent, name), getattr(child, name)])
             hold_source(pool, getattr(parent, name), step.step_id)
     child.row_slot = m.rows.take_one()
-    m.forks.remove(child)
-    child.parent = 0
+    leave(m, child)
     start_running(m, child, awaits_first=False)
     child.cached = child.len - 1
     child.chain_epoch = parent.chain_epoch
     out.note_blocks(child, 0)
     record.flags |= FLAG_FORKS
+    ready(m, child)
 
 
 def carry_out(m, step: Step, out, candidates: list[Request]) -> None:
-    """For every child whose parent is computed, after all others had their blocks."""
+    """For every child whose parent was computed before this step, after all others had their blocks."""
     c = m.settings
-    for child in list(m.forks):
+    decided = [p for p in m.ready_parents if p.phase == Phase.RUNNING and not p.awaits_first]
+    children = [s for p in m.ready_parents if p in decided for s in m.forks if s.parent == p.uid]
+    m.ready_parents = []
+    for child in children:
         parent = m.requests[child.parent]
-        if parent.phase != Phase.RUNNING or parent.awaits_first:
-            continue
         shared = (child.len - 1) // c.block_size
         fresh = c.blocks(child.len - 1 + c.q) - shared
         has_units = fresh <= m.main.available and m.swa.has(1) and m.state.has(1)

@@ -112,6 +112,16 @@ class PrefixCache:
             s.has_twins |= block != own
             s.chain.append((block, self.nodes[block].life))
 
+    def withdraw(self, s) -> None:
+        """The device reported the request as bad: offer none of what it computed itself."""
+        if not self.is_on:
+            return
+        for block in s.blocks[s.store_from // self.settings.block_size :]:
+            if block in self.nodes:
+                self.forget(block)
+                self.pool.unregister(block)
+        s.chain_epoch = 0
+
     def reset(self) -> None:
         """Forget everything; refused while a block has more than one holder."""
         if not self.is_on:

@@ -54,6 +54,7 @@ class Scheduler:
         self.queue: list[Request] = []
         self.running: list[Request] = []
         self.forks: list[Request] = []  # children that wait for their parents
+        self.ready_parents: list[Request] = []  # parents of such children whose prompt is computed
         self.pins: dict[int, tuple[str, list[int]]] = {}
         self.next_pin = 0
         self.commands: dict[int, set[str]] = {}
