@@ -115,7 +115,8 @@ def run_tests(folder: Path, mode: str, arguments: list[str]) -> int:
     chosen = [str(tests / name) for name in THREADED] if mode == "thread" else [str(tests)]
     # These compile and run programs of their own, without the sanitizer.
     skipped = [f"--ignore={tests / name}" for name in ("test_build.py", "test_fuzz.py", "test_mutants.py")]
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", *chosen, *skipped, *arguments]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "--timeout", "900"]
+    command += [*chosen, *skipped, *arguments]
     return subprocess.call(command, env=environment)
 
 
