@@ -46,7 +46,7 @@ int di_command_drain(di_core *c)
             di_queue_insert(&c->queue, s);
         }
         if ((commands & DI_COMMAND_ABORT) && !di_seq_is_terminal(s)) {
-            c->count.aborts++;
+            c->count.aborts += s->ending == DI_FINISH_NONE;    /* a transfer that ends already is not ended again */
             int code = di_transfer_end(c, s, DI_FINISH_ABORT);
             if (code) return code;
         }

@@ -517,3 +517,14 @@ def test_core_that_is_closed_in_the_middle_of_transfers_gives_its_memory_back():
     pair.sender.core.close()
     with pytest.raises(StaleHandleError, match="closed"):
         pair.receiver.core.inject(1, 1)
+
+
+def test_abort_of_a_transfer_twice_counts_once():
+    core = Core(small_config(engine_type=EngineType.COMPLETION, stop_preempted=True))
+    given = core.reserve([1, 2, 3], max_tokens=4)
+    for _ in range(2):
+        core.abort([given.uid])
+        core.probe()
+    assert core.stats().aborts == 1
+    core.acknowledge(given.uid)
+    assert core.unfinished == 0

@@ -107,7 +107,7 @@ class Scheduler:
                 self.set_phase(s, Phase.WAITING)
                 self.queue.append(s)
             if "abort" in what and not s.is_terminal:
-                self.count["aborts"] += 1
+                self.count["aborts"] += not s.ending  # a transfer that ends already is not ended again
                 transfer.end(self, s, Reason.ABORT)
 
     # --- the queue ---------------------------------------------------------------------------------------------
