@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from .pipeline import PHASES
@@ -40,14 +41,13 @@ def details(row: dict[str, Any]) -> str:
 
 
 def target_lines(found: list[Verdict]) -> list[str]:
-    out = [f"{'target':52} {'limit':>8} {'measured':>9}"]
+    out = [f"{'target':52} {'limit':>8} {'measured':>9} {'best run':>9}"]
     for v in found:
         measured = "-" if v.measured is None else f"{v.measured:.3f}"
-        out.append(f"{v.what:52} {v.limit:8.2f} {measured:>9}  {v.word:7} {v.unit}")
+        best = "" if v.best is None else f"{v.best:.3f}"
+        out.append(f"{v.what:52} {v.limit:8.2f} {measured:>9} {best:>9}  {v.word:7} {v.unit}")
     return out
 
 
 def target_rows(found: list[Verdict]) -> list[dict[str, Any]]:
-    return [
-        {"what": v.what, "unit": v.unit, "limit": v.limit, "measured": v.measured, "verdict": v.word} for v in found
-    ]
+    return [{**asdict(v), "verdict": v.word} for v in found]
