@@ -57,7 +57,8 @@ void di_fork_end(di_core *c, di_seq *s)
 }
 
 /* The parent's rings still have what the child's first position reads: the window before it, and the positions of its
- * compressed group. A ring keeps the newest positions that were written. */
+ * compressed group. A ring keeps the newest positions that were written, and none before the start of a prefix hit: a
+ * parent that was preempted may have been computed again from a place behind its prompt. */
 static int rings_reach(const di_core *c, const di_seq *parent, const di_seq *child)
 {
     int64_t first = child->len - 1, q = c->dim.q, f = parent->inflight;
@@ -65,10 +66,12 @@ static int rings_reach(const di_core *c, const di_seq *parent, const di_seq *chi
     int64_t newest = parent->cached + (f ? f * q - 1 : q - 2);
     int64_t needed = first - (c->cfg.window - 1);
     if (needed < 0) needed = 0;
-    if (c->cfg.window && needed < first && newest - c->dim.swa_ring >= needed) return 0;
+    int64_t oldest = parent->swa_valid_start;
+    if (c->cfg.window && needed < first && (newest - c->dim.swa_ring >= needed || needed < oldest)) return 0;
     for (int32_t i = 0; i < c->dim.num_ratios && c->state.size; i++) {
         int32_t r = c->dim.ratios[i];
-        if (first % r && newest - (r + c->dim.backtrack - 1) >= first - first % r) return 0;
+        int64_t group = first - first % r;
+        if (group < first && (newest - (r + c->dim.backtrack - 1) >= group || group < oldest)) return 0;
     }
     return 1;
 }

@@ -145,6 +145,24 @@ def test_parent_that_ran_past_its_ring_is_not_cloned():
     assert driver.core.stats().tokens_prefill == 20
 
 
+def test_parent_that_was_found_in_the_cache_behind_its_prompt_is_not_cloned_there():
+    # The ring is long enough for the prompt, but after the preemption it was filled from behind the prompt only.
+    driver = Driver(small_config(prefix_cache=True, swa_ring=64, num_blocks=22))
+    parent = driver.submit(prompt_of(17), max_tokens=50, stop=())
+    while len(parent.output) < 20:
+        driver.step()
+    other = driver.submit(prompt_of(37, 1), max_tokens=45, stop=())
+    while parent.uid not in driver.step().preempted_uid.tolist():
+        require(driver.core.unfinished == 2, "the parent was not preempted")
+    child = driver.fork(parent, at_prompt=True)
+    driver.core.abort([other.uid])
+    while not (o := driver.step()).hit_tokens.any():
+        require(driver.core.unfinished, "the parent was not found in the cache")
+    require(int(o.hit_tokens[0]) > len(parent.prompt), "the hit covers the prompt")
+    driver.run(check=True)
+    driver.require_expected([parent, child])
+
+
 def test_children_run_before_prompts_that_never_ran():
     driver = Driver(small_config(max_num_seqs=2, num_state_slots=2))
     parent = driver.submit(prompt_of(10), max_tokens=3, stop=())

@@ -65,17 +65,19 @@ def rings_reach(m, parent: Request, child: Request) -> bool:
     """What the child's first position reads was not overwritten: its window, and the start of its compressed group.
 
     A ring of n rows keeps the n newest positions that were written; the last committed step may have written drafts
-    behind the token that was kept, and steps in flight write up to their reserved end.
+    behind the token that was kept, and steps in flight write up to their reserved end. A parent that was computed from
+    a prefix hit has nothing before the start of it.
     """
     c = m.settings
     first, f = child.len - 1, parent.inflight
-    newest = parent.cached - 1 + (f * c.q if f else c.q - 1)
+    newest, oldest = parent.cached - 1 + (f * c.q if f else c.q - 1), parent.swa_valid_start
     if c.window:
         needed = max(0, first - (c.window - 1))
-        if needed < first and newest - c.ring >= needed:
+        if needed < first and (newest - c.ring >= needed or needed < oldest):
             return False
     for r in c.ratios if m.state.size else ():
-        if first % r and newest - (r + c.state_backtrack - 1) >= first - first % r:
+        group = first - first % r
+        if group < first and (newest - (r + c.state_backtrack - 1) >= group or group < oldest):
             return False
     return True
 
