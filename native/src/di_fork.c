@@ -134,7 +134,6 @@ static int clone(di_core *c, di_step *step, const di_seq *parent, di_seq *child,
     /* All but its last token is computed: its first one comes from this decode step. */
     child->cached = child->len - 1;
     di_prefix_inherit(&c->prefix, parent, child);
-    di_policy_note_blocks(c, o, child, 0);
     di_fork_ready(c, child);
     step->flags |= DI_STEP_FLAG_HAS_FORKS;
     return code;

@@ -112,7 +112,7 @@ static int grow(di_core *c, di_seq *s, int32_t n, di_outputs *o)
                        (unsigned long long)s->uid, s->cap_blocks);
     if (di_pool_take(&c->main, n, s->blocks + from)) return DI_E_INTERNAL;
     s->n_blocks += n;
-    di_policy_note_blocks(c, o, s, from);
+    if (s->last_step) di_policy_note_blocks(c, o, s, from);
     return 0;
 }
 
@@ -197,7 +197,7 @@ static int provide(di_core *c, int32_t *n, int32_t growers, int64_t need, di_out
 
 int di_policy_decode(di_core *c, di_step *step, di_outputs *o)
 {
-    int code = c->cfg.engine_type == DI_ENGINE_COMPLETION ? di_transfer_admit(c, o) : 0;
+    int code = c->cfg.engine_type == DI_ENGINE_COMPLETION ? di_transfer_admit(c) : 0;
     if (code) return code;
     if (c->live_running != c->n_running) di_policy_compact(c);
     int32_t n = 0, growers = 0;
@@ -213,6 +213,8 @@ int di_policy_decode(di_core *c, di_step *step, di_outputs *o)
     for (int32_t i = 0; i < n; i++) {
         di_seq *s = c->candidates[i];
         s->holds = 0;
+        /* The table of an injected request or a clone is said with its first step: a call that makes none says nothing. */
+        if (s->last_step == 0) di_policy_note_blocks(c, o, s, 0);
         int32_t q = lengths ? lengths[i] : c->dim.q;
         di_policy_add_row(c, step, s, s->cached + (int32_t)s->inflight * c->dim.q, q, 0);
     }

@@ -26,14 +26,13 @@ int di_transfer_end(di_core *c, di_seq *s, uint8_t reason)
     return 0;
 }
 
-int di_transfer_admit(di_core *c, di_outputs *o)
+int di_transfer_admit(di_core *c)
 {
     for (di_seq *s = di_queue_head(&c->queue); s && c->live_running < c->cfg.max_num_seqs;
          s = di_queue_head(&c->queue)) {
         di_queue_remove(&c->queue, s);
         if (di_pool_take(&c->row, 1, &s->row_slot)) return DI_E_INTERNAL;
         c->admitted++;
-        di_policy_note_blocks(c, o, s, 0);
         int code = di_policy_start_running(c, s);
         if (code) return code;
     }

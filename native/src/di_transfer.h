@@ -18,7 +18,7 @@ int di_transfer_offer(di_core *c, di_seq *s);
 /* End a request with a reason: at once, or in HANDOFF when the acknowledgement comes. */
 int di_transfer_end(di_core *c, di_seq *s, uint8_t reason);
 /* Decode pass of a COMPLETION engine: injected requests take free rows, in queue order. */
-int di_transfer_admit(di_core *c, di_outputs *o);
+int di_transfer_admit(di_core *c);
 /* The event of an injected request's first token, if it is not out yet. */
 void di_transfer_put_first(di_event_arena *a, di_seq *s);
 /* 0, or DI_E_INTERNAL: reservations and their handles contradict each other. */

@@ -3,11 +3,12 @@
 import inspect
 import random
 
+import numpy as np
 import pytest
 from native_driver import STOPS, VOCAB, Driver, Request, expected_output, require, small_config
 from transfer_pair import Pair
 
-from deepinfer_contracts import AbortStatus, EngineType, EventKind, FinishReason, StepKind, StepMode
+from deepinfer_contracts import AbortStatus, EngineType, EventKind, FinishReason, SamplerOutput, StepKind, StepMode
 from deepinfer_native import Core
 from deepinfer_native.errors import (
     ArgumentError,
@@ -528,3 +529,25 @@ def test_abort_of_a_transfer_twice_counts_once():
     assert core.stats().aborts == 1
     core.acknowledge(given.uid)
     assert core.unfinished == 0
+
+
+def test_table_of_a_request_that_is_held_at_once_comes_with_its_first_step():
+    # A call that schedules nothing is no step, so that a backend that keeps tables by row slot does not see it.
+    config = small_config(
+        engine_type=EngineType.COMPLETION, stop_preempted=True, depth=2, num_blocks=5, max_model_len=16, csr_tables=False
+    )
+    core = Core(config)
+    ending, held = core.reserve(list(range(8)), max_tokens=2), core.reserve(list(range(4)), max_tokens=4)
+    core.inject(ending.handle, 5)
+    first = core.schedule_local().step_id  # the last block goes to the request that certainly ends with this step
+    core.inject(held.handle, 6)
+    o = core.schedule_local()
+    assert (o.num_reqs, o.held_uid.tolist(), o.bt_delta.tolist()) == (0, [held.uid], [])
+    one = {"sampled_ids": np.int32, "sampled_logprob": np.float32, "row_status": np.int8}
+    core.commit(first, SamplerOutput(**{name: np.zeros(1, dtype) for name, dtype in one.items()}))
+    core.step_done(first)
+    o = core.schedule_local()
+    assert o.seq_uid.tolist() == [held.uid]
+    row, ids = int(o.row_slot[0]), held.block_ids.tolist()
+    assert o.bt_delta[:, :2].tolist() == [[row, 0], [row, 1]]
+    assert o.bt_delta[:1, 2].tolist() == ids

@@ -78,7 +78,8 @@ def grow_or_hold(m, candidates: list[Request], out) -> None:
         if 0 < n <= m.main.available:
             before = len(s.blocks)
             s.blocks += m.main.take(n)
-            out.note_blocks(s, before)
+            if s.last_step:
+                out.note_blocks(s, before)
     for s in list(candidates):
         if growth(m, s) == 0:
             continue
@@ -100,6 +101,8 @@ def decode_pass(m, step: Step, out) -> None:
         candidates.sort(key=lambda s: (-s.len, s.uid))
     for s, q in zip(candidates, m.varlen.lengths(candidates), strict=True):
         s.holds = 0
+        if not s.last_step:  # injected or cloned: its table is said with its first step
+            out.note_blocks(s, 0)
         out.add_row(step, s, s.cached + s.inflight * c.q, q, False)
     if not candidates:
         return  # no step was made: nobody was passed over

@@ -105,7 +105,6 @@ def clone(m, step: Step, out, parent: Request, child: Request, shared: int, fres
     start_running(m, child, awaits_first=False)
     child.cached = child.len - 1
     child.chain_epoch = parent.chain_epoch
-    out.note_blocks(child, 0)
     record.flags |= FLAG_FORKS
     ready(m, child)
 

@@ -238,7 +238,7 @@ class Scheduler:
             prefill_pass(self, step, out)
         elif mode == DECODE:
             if self.settings.engine_type == COMPLETION:
-                transfer.admit(self, out)
+                transfer.admit(self)
             decode_pass(self, step, out)
         if step.rows or mode != TRY_PREFILL:
             out.sweep()

@@ -33,13 +33,12 @@ def end(m, s: Request, reason: Reason) -> None:
         m.end(s, reason)
 
 
-def admit(m, out) -> None:
+def admit(m) -> None:
     """Injected requests take free rows, in queue order."""
     while m.queue and len(m.running) < m.settings.max_num_seqs:
         s = m.queue_head()
         m.queue.remove(s)
         s.row_slot = m.rows.take_one()
-        out.note_blocks(s, 0)
         start_running(m, s, awaits_first=False)
 
 
