@@ -22,6 +22,8 @@ from deepinfer_native.errors import (
     StaleHandleError,
 )
 from deepinfer_native.library import check, ffi, lib
+from deepinfer_native.sampler_output import OutputWriter
+from deepinfer_native.views import members_of
 
 
 def state(driver):
@@ -570,3 +572,27 @@ def test_errors_are_kept_for_each_thread():
 def test_error_text_names_record_field_and_values():
     error = InternalError("is 3, the bound is 2", contract="Request", field="top_k")
     assert str(error) == "Request.top_k: is 3, the bound is 2"
+
+
+def test_output_after_a_refused_one_of_another_size_is_read_as_it_is():
+    driver = Driver(small_config())
+    for seed in range(3):
+        driver.submit([1, 2, seed], max_tokens=8, stop=())
+    driver.step()
+    driver.step()
+    step = driver.schedule().step_id
+    torn = ok_output(2, sampled_logprob=np.zeros(4, np.float32)[::2])
+    with pytest.raises(ContractError, match="sampled_logprob"):
+        driver.core.commit(step, torn)
+    assert driver.core.commit(step, ok_output(3)).count == 3
+
+
+@pytest.mark.parametrize("left_out", [0, 1])
+def test_output_with_every_field_or_all_but_one_is_shown_whole(left_out):
+    writer = OutputWriter()
+    names = [m.name for m in members_of("di_sampler_output") if m.is_view and not m.name.endswith("_device")]
+    shown = names[left_out:]
+    for n in (2, 2, 3):
+        struct = writer.fill(SamplerOutput(**{name: np.zeros((n, 2), np.float32) for name in shown}))
+        assert [name for name in names if getattr(struct, name).flags] == shown
+        assert {getattr(struct, name).shape[0] for name in shown} == {n}

@@ -534,7 +534,7 @@ def test_abort_of_a_transfer_twice_counts_once():
 def test_table_of_a_request_that_is_held_at_once_comes_with_its_first_step():
     # A call that schedules nothing is no step, so that a backend that keeps tables by row slot does not see it.
     config = small_config(
-        engine_type=EngineType.COMPLETION, stop_preempted=True, depth=2, num_blocks=5, max_model_len=16, csr_tables=False
+        engine_type=EngineType.COMPLETION, stop_preempted=True, depth=2, num_blocks=5, max_model_len=9, csr_tables=False
     )
     core = Core(config)
     ending, held = core.reserve(list(range(8)), max_tokens=2), core.reserve(list(range(4)), max_tokens=4)

@@ -48,10 +48,9 @@ class OutputWriter:
         self._read = operator.attrgetter(*self._arrays)
         self._shown: dict[str, tuple[Any, ...]] = {}
         self._places: list[Place] = []  # of what is shown
-        self._absent: Any = self._read
-        self._nothing: tuple[None, ...] = ()
+        self._absent: Callable[[SamplerOutput], Any] | None = None  # nothing is remembered: show every field
+        self._nothing: Any = ()
         self._keep: list[Any] = []
-        self._note()
 
     def fill(self, output: SamplerOutput) -> Any:
         """Returns the struct. Raises ContractError naming the field that is no contiguous host array."""
@@ -70,7 +69,7 @@ class OutputWriter:
     def _fill_steady(self, output: SamplerOutput) -> bool:
         """Write the addresses if everything else is as in the step before."""
         try:
-            if self._absent(output) != self._nothing:
+            if self._absent is None or self._absent(output) != self._nothing:
                 return False
         except ValueError:  # an array where there was none: its comparison with None has no truth value
             return False
@@ -89,6 +88,7 @@ class OutputWriter:
         return True
 
     def _fill_any(self, output: SamplerOutput) -> None:
+        self._absent = None  # until every field is shown: a refused output leaves some of its own
         self._keep.clear()
         for name, array in zip(self._arrays, self._read(output), strict=True):
             if array is None and name not in self._shown:
@@ -104,8 +104,11 @@ class OutputWriter:
     def _note(self) -> None:
         """Remember what this step shows."""
         self._places = [Place(operator.attrgetter(n), self._views[n], *self._shown[n]) for n in self._shown]
+        # The getter of one name gives a value and not a tuple, and none of no name exists: one is asked for twice.
         absent = [n for n in self._arrays if n not in self._shown]
-        self._absent, self._nothing = operator.attrgetter(*absent), (None,) * len(absent)
+        if absent:
+            names = absent * 2 if len(absent) == 1 else absent
+            self._absent, self._nothing = operator.attrgetter(*names), (None,) * len(names)
 
     def _show(self, name: str, view: Any, array: Any) -> None:
         if not isinstance(array, np.ndarray) or array.dtype not in CODES or not 1 <= array.ndim <= 4:
