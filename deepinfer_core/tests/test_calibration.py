@@ -14,7 +14,7 @@ from deepinfer_core.calibration.fit import MAX_COLUMNS, fit, nonnegative_least_s
 from deepinfer_core.calibration.measure import Point, Stopwatch, measure
 from deepinfer_core.calibration.plan import Batch, batches_of, chunks_of
 from deepinfer_core.calibration.profile import Profile, load, profile_key, save
-from deepinfer_core.errors import EngineError
+from deepinfer_core.errors import ConfigError, EngineError
 from deepinfer_core.prompts import inputs_of
 from deepinfer_core.sampling_params import SamplingParams
 from deepinfer_core.types import SchedulerHints
@@ -73,7 +73,9 @@ def test_fit_of_exact_times_finds_the_coefficients() -> None:
 # --- plan --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("limit", "largest"), [(2048, 4096), (2048, 256), (120, 4096), (40, 16), (3, 8)])
+@pytest.mark.parametrize(
+    ("limit", "largest"), [(2048, 4096), (2048, 256), (120, 4096), (40, 16), (3, 8), (55, 1), (55, 3), (8, 2)]
+)
 def test_chunks_fill_the_limit_and_no_step(limit: int, largest: int) -> None:
     chunks = chunks_of(limit, largest)
     assert sum(chunks) <= limit
@@ -123,6 +125,35 @@ def test_profile_read_back_is_the_same(tmp_path: Path) -> None:
 def test_profile_that_is_none_reads_as_absent(tmp_path: Path, text: str) -> None:
     path = tmp_path / "p.json"
     path.write_text(text, "utf-8")
+    assert load(path) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (("points",), float("inf")),
+        (("prefill", "row_ns"), float("nan")),
+        (("prefill", "attention"), [{"ratio": "x"}]),
+        (("prefill", "attention"), [{"ratio": -1}]),
+        (("prefill", "attention"), [{"ratio": 1}] * 50),
+        (("decode", "keep"), 0.5),
+    ],
+)
+def test_profile_with_a_damaged_value_reads_as_absent(tmp_path: Path, field: tuple[str, ...], value: object) -> None:
+    path = tmp_path / "p.json"
+    save(path, PROFILE, {}, [])
+    record = json.loads(path.read_text("utf-8"))
+    holder = record
+    for key in field[:-1]:
+        holder = holder[key]
+    holder[field[-1]] = value
+    path.write_text(json.dumps(record), "utf-8")
+    assert load(path) is None
+
+
+def test_profile_that_is_nested_too_deep_reads_as_absent(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text("[" * 100_000, "utf-8")
     assert load(path) is None
 
 
@@ -206,6 +237,28 @@ def test_a_small_target_cuts_a_prompt_that_arrives_while_another_decodes() -> No
     # A millisecond holds no 200 rows of the toy model.
     assert chunks[None] == 1
     assert chunks[1] > 1
+
+
+@pytest.mark.parametrize("largest", [1, 3])
+def test_target_with_tiny_chunks_measures_within_them(largest: int) -> None:
+    with toy_llm(target_itl_ms=60_000, max_chunk=largest, max_model_len=64) as llm:
+        prompt = prompts_of(1, 9)[0]
+        assert ids(llm.generate([prompt], SamplingParams(max_tokens=3, temperature=0))) == [solo_tokens(prompt, 3)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"chunked_prefill": False}, "target_itl_ms is 5, but chunked_prefill is off"),
+        ({"max_model_len": 8}, "target_itl_ms is 5, but sequences of 8 tokens are too short for it"),
+    ],
+)
+def test_target_that_no_chunk_could_keep_is_refused(settings: dict[str, object], what: str, cache_home: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        toy_llm(target_itl_ms=5, **settings)
+    assert caught.value.what == what
+    assert "--target-itl-ms" in caught.value.remedy
+    assert not cache_home.exists()
 
 
 def test_without_a_target_nothing_is_measured(cache_home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import attrs
 from attrs import frozen
 
+from deepinfer_core.calibration import check_target
 from deepinfer_core.calibration.engine_facts import budget_of
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.engine import Engine
@@ -85,6 +86,9 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
             max_num_seqs=config.max_num_seqs,
             max_model_len=max_model_len,
         )
+    if config.target_itl_ms is not None:
+        tokens = min(max_model_len, plan.tokens)
+        check_target(config.target_itl_ms, chunked_prefill=config.chunked_prefill, max_tokens=tokens)
     batched = _batched_tokens(config, plan, max_model_len, hints.num_draft)
     vocab_size = hints.vocab_size or parts.model.vocab_size
     with _blaming("backend.alloc_caches", owners):

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from deepinfer_core.calibration.budget import TimeBudget, time_budget
+from deepinfer_core.calibration.budget import TimeBudget, check_target, time_budget
 
-__all__ = ["TimeBudget", "time_budget"]
+__all__ = ["TimeBudget", "check_target", "time_budget"]

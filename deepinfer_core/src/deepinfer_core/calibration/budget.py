@@ -10,8 +10,9 @@ from attrs import frozen
 
 from deepinfer_core.calibration.fit import fit
 from deepinfer_core.calibration.measure import RULER_NS, Point, Run, Stopwatch, measure
-from deepinfer_core.calibration.plan import MOST_TOKENS, batches_of, chunks_of
+from deepinfer_core.calibration.plan import LEAST_TOKENS, MOST_TOKENS, batches_of, chunks_of
 from deepinfer_core.calibration.profile import Profile, load, profile_key, profile_path, save
+from deepinfer_core.errors import ConfigError
 from deepinfer_core.interfaces import StepObserver
 from deepinfer_core.types import SchedulerHints
 
@@ -58,6 +59,27 @@ class TimeBudget:
             "max_prefill_burst": 1,
             "min_chunk": max(1, min(least, MOST_MIN_CHUNK, max_chunk)),
         }
+
+
+def check_target(target_itl_ms: int, *, chunked_prefill: bool, max_tokens: int) -> None:
+    """Raise ConfigError where no chunk of a prompt could keep to a target, or none could be measured.
+
+    :param max_tokens: Positions that a sequence, and the caches, hold.
+    """
+    if not chunked_prefill:
+        raise ConfigError(
+            f"target_itl_ms is {target_itl_ms}, but chunked_prefill is off",
+            reason="a target is kept by cutting prompts into chunks",
+            remedy="leave --no-chunked-prefill or --target-itl-ms out",
+            details={"field": "target_itl_ms"},
+        )
+    if max_tokens < LEAST_TOKENS:
+        raise ConfigError(
+            f"target_itl_ms is {target_itl_ms}, but sequences of {max_tokens} tokens are too short for it",
+            reason=f"step times are measured with sequences of at least {LEAST_TOKENS} tokens",
+            remedy="raise --max-model-len or --kv-memory, or leave --target-itl-ms out",
+            details={"field": "target_itl_ms", "tokens": max_tokens, "least": LEAST_TOKENS},
+        )
 
 
 def attention_kinds(hints: SchedulerHints) -> list[AttentionKind]:

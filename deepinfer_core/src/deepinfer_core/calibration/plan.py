@@ -10,6 +10,8 @@ LEVELS = 6
 SIZES = 4
 MOST_TOKENS = 2048
 """Longest context that is measured; the closed forms carry on from there."""
+LEAST_TOKENS = 16
+"""Shortest context in which the plan has steps of both kinds."""
 SHORT = 16
 DECODE_STEPS = 4
 
@@ -31,7 +33,7 @@ def chunks_of(limit: int, largest: int) -> tuple[int, ...]:
     :param largest: Tokens that a step holds at most.
     """
     gap = max(SIZES, limit // LEVELS)
-    top = max(SIZES, min(gap // 2, largest))
+    top = min(max(SIZES, gap // 2), largest)
     sizes = sorted({max(1, top // 4**i) for i in range(SIZES)})
     plan: list[int] = []
     for _ in range(LEVELS):

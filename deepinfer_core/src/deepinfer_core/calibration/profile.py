@@ -68,7 +68,7 @@ def load(path: Path) -> Profile | None:
             float(data["prefill_error"]),
             float(data["decode_error"]),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 
@@ -91,6 +91,8 @@ def save(path: Path, profile: Profile, facts: Mapping[str, Any], points: Sequenc
 
 
 def _model(data: Mapping[str, Any]) -> CostModel:
-    from deepinfer_native import AttentionKind, CostModel
+    from deepinfer_native import AttentionKind, CostModel, CostRow
 
-    return CostModel(**{**data, "attention": [AttentionKind(**kind) for kind in data["attention"]]})
+    model = CostModel(**{**data, "attention": [AttentionKind(**kind) for kind in data["attention"]]})
+    model.predict_ns([CostRow(0, 1, 1)])  # the core's own check of every value
+    return model
