@@ -71,6 +71,7 @@ def test_shared_beginning_is_computed_once_and_changes_no_token(shared: int, chu
     assert computed == 3 * (shared + 7) - 2 * want
     assert report.saved_tokens == 2 * want
     assert report.queries == 3
+    assert llm.prefix_cache_report == report  # the engine is closed
 
 
 def test_repeated_prompt_hits_all_but_its_last_block() -> None:

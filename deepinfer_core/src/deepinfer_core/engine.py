@@ -72,6 +72,7 @@ class Engine:
         self._empty_steps = 0
         self._broken: DeepInferError | None = None
         self._closed = False
+        self._last_prefix_report = PrefixCacheReport(0, 0, 0, 0)
 
     def submit(self, request: Request) -> None:
         """Queue a checked request; its other samples follow when its prompt is computed.
@@ -158,11 +159,13 @@ class Engine:
 
     @property
     def prefix_cache_report(self) -> PrefixCacheReport:
-        """What the prefix cache did so far; all zero without one."""
-        stats = self.core.stats()
-        return PrefixCacheReport(
-            stats.prefix_queries, stats.prefix_hit_tokens, stats.prefix_replayed_tokens, stats.prefix_evictions
-        )
+        """What the prefix cache did so far, also after the end; all zero without one."""
+        from deepinfer_native.errors import StaleHandleError
+
+        try:
+            return PrefixCacheReport.of(self.core.stats())
+        except StaleHandleError:  # closed, maybe just now by another thread
+            return self._last_prefix_report
 
     def abort(self, requests: Iterable[Request]) -> None:
         """End requests with reason ``abort``; those that have ended stay as they are."""
@@ -188,6 +191,7 @@ class Engine:
             self._closed = True
             self._parts = None  # and with it the caches
             self._ring.clear()
+            self._last_prefix_report = PrefixCacheReport.of(self.core.stats())
             self.core.close()
 
     def __enter__(self) -> Self:

@@ -162,7 +162,7 @@ class LLM:
 
     @property
     def prefix_cache_report(self) -> PrefixCacheReport:
-        """What the prefix cache did so far; all zero without one."""
+        """What the prefix cache did so far, also after ``close``; all zero without one."""
         return self._engine.prefix_cache_report
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Self
 
 from attrs import frozen
 
@@ -29,6 +30,11 @@ class PrefixCacheReport:
     """Of those beginnings, run again to rebuild the sliding windows."""
     evicted_blocks: int
     """Given up to make room."""
+
+    @classmethod
+    def of(cls, stats: Any) -> Self:
+        """From ``Core.stats()``."""
+        return cls(stats.prefix_queries, stats.prefix_hit_tokens, stats.prefix_replayed_tokens, stats.prefix_evictions)
 
     def __str__(self) -> str:
         return (
