@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from deepinfer_core import errors
-from deepinfer_core.cli.root import root
+from deepinfer_core.cli.root import option_arity, root
 from deepinfer_core.config import EngineConfig, settings_by_key
 
 FOLDER = Path(__file__).parent / "reference"
@@ -76,6 +76,8 @@ def errors_page() -> str:
 
 def settings_page() -> str:
     defaults = EngineConfig()
+    options = option_arity(root, "generate")
+    flagless = [key for key in settings_by_key() if "." not in key and f"--{key.replace('_', '-')}" not in options]
     lines = [
         "# Settings",
         "",
@@ -83,7 +85,9 @@ def settings_page() -> str:
         "A setting is given by a flag (or an argument of `LLM`), in a TOML file (`--config FILE`), or in the",
         "environment; the first of these that has it wins, and the default comes last. An unknown key in the file is",
         "an error; an unknown `DEEPINFER_` variable gives a warning with the nearest name. Keys with a dot stand in",
-        "the table `[plugins]` of the file.",
+        "the table `[plugins]` of the file. "
+        + ", ".join(f"`{key}`" for key in flagless)
+        + " and `plugins.allow` have no flag.",
         "",
         "| key | default | values | environment | meaning |",
         "| --- | --- | --- | --- | --- |",

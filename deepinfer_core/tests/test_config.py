@@ -80,6 +80,13 @@ def test_resolve_with_an_unknown_argument_names_the_nearest():
     assert refusal({"kv_memry": 1}).what == "no setting named 'kv_memry'; did you mean 'kv_memory'?"
 
 
+@pytest.mark.parametrize(("key", "field"), [("n", "n"), ("num_samples", "n"), ("max_tokens", "max_tokens")])
+def test_resolve_with_a_field_of_requests_says_where_it_belongs(tmp_path, key, field):
+    for error in (refusal({key: 3}), refusal(file=settings_file(tmp_path, f"{key} = 3\n"))):
+        assert f"{field} belongs to each request" in error.remedy
+        assert "did you mean" not in error.what
+
+
 @pytest.mark.parametrize("text", ["seed = ", "\x00"])
 def test_resolve_with_a_file_that_is_no_toml_says_so(tmp_path, text):
     path = settings_file(tmp_path, text)

@@ -244,7 +244,7 @@ def _from_file(path: Path) -> _Layer:
         raise ConfigError(
             f"{path}: unknown setting{'s' if len(unknown) > 1 else ''} {listed}",
             reason="a misspelt setting would be ignored without a word",
-            remedy="correct or remove it; deepinfer generate --help lists the settings",
+            remedy=_of_requests(unknown) or "correct or remove it; deepinfer generate --help lists the settings",
             details={"unknown": unknown},
         )
     source = f"file {path}"
@@ -275,8 +275,8 @@ def _from_flags(flags: Mapping[str, object], origin: str) -> _Layer:
     for key in flags:
         if key not in known:
             raise ConfigError(
-                f"no setting named {key!r}{did_you_mean(key, known)}",
-                remedy="settings are: " + ", ".join(known),
+                f"no setting named {key!r}{'' if _of_requests([key]) else did_you_mean(key, known)}",
+                remedy=_of_requests([key]) or "settings are: " + ", ".join(known),
                 details={"unknown": [key]},
             )
     layer: _Layer = {}
@@ -288,8 +288,20 @@ def _from_flags(flags: Mapping[str, object], origin: str) -> _Layer:
 
 
 def _guess(key: str) -> str:
-    guess = nearest(key, settings_by_key())
+    guess = None if _of_requests([key]) else nearest(key, settings_by_key())
     return f" (did you mean {guess!r}?)" if guess else ""
+
+
+def _of_requests(keys: Iterable[str]) -> str:
+    """The remedy where one of ``keys`` belongs to a request, not to an engine; else empty."""
+    from deepinfer_core.sampling_params import SamplingParams  # only for a message
+
+    for key in keys:
+        name = {"num_samples": "n"}.get(key, key)
+        if name in attrs.fields_dict(SamplingParams):
+            ways = f'an option of deepinfer generate, "{name}" in a JSON line, or SamplingParams({name}=...)'
+            return f"{name} belongs to each request: give it as {ways}"
+    return ""
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:

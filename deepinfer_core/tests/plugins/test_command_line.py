@@ -134,6 +134,22 @@ def test_plugins_warns_of_an_unknown_variable_on_stderr(alone, capsys, monkeypat
             ),
         ),
         (
+            ["--no-overlap", "generate", "x"],
+            (
+                "deepinfer: E_USAGE: no option '--no-overlap'\n"
+                "  reason: deepinfer has no such option; deepinfer generate has\n"
+                "  remedy: run: deepinfer generate --no-overlap ...\n"
+            ),
+        ),
+        (
+            ["generate", "--sync-guard", "x"],
+            (
+                "deepinfer: E_USAGE: no option '--sync-guard'\n"
+                "  reason: sync_guard is a setting without a flag\n"
+                "  remedy: set DEEPINFER_SYNC_GUARD, or sync_guard in a file given to --config\n"
+            ),
+        ),
+        (
             ["plugin"],
             (
                 "deepinfer: E_USAGE: no command named 'plugin'; did you mean 'plugins'?\n"

@@ -156,10 +156,30 @@ def _usage_error(exc: click.UsageError, arguments: Sequence[str]) -> CommandUsag
     if isinstance(exc, click.NoSuchOption):
         params = exc.ctx.command.get_params(exc.ctx) if exc.ctx is not None else []
         known = [name for param in params for name in (*param.opts, *param.secondary_opts) if name.startswith("--")]
-        what = f"no option {exc.option_name!r}{did_you_mean(exc.option_name, known)}"
+        what = f"no option {exc.option_name!r}"
+        elsewhere = _elsewhere(exc.option_name, path)
+        if elsewhere is not None:
+            return CommandUsageError(what, reason=elsewhere[0], remedy=elsewhere[1])
+        what += did_you_mean(exc.option_name, known)
         return CommandUsageError(what, reason=f"{path} has no such option", remedy=remedy)
     text = exc.format_message().rstrip(".")
     return CommandUsageError(text[:1].lower() + text[1:], reason=f"raised while reading: {path}", remedy=remedy)
+
+
+def _elsewhere(option: str, path: str) -> tuple[str, str] | None:
+    """Reason and remedy for an option that the command at ``path`` lacks, but which means something elsewhere."""
+    from deepinfer_core.cli.root import COMMANDS, option_arity, root
+    from deepinfer_core.config import settings_by_key
+
+    commands = [f"deepinfer {name}" for name in sorted(COMMANDS) if option in option_arity(root, name)]
+    if commands:
+        shown = " or ".join(f"{command} {option} ..." for command in commands)
+        return f"{path} has no such option; {' and '.join(commands)} has", f"run: {shown}"
+    key = option.removeprefix("--").removeprefix("no-").replace("-", "_")
+    declared = settings_by_key().get(key)
+    if declared is None:
+        return None
+    return f"{key} is a setting without a flag", f"set {declared.env_name(key)}, or {key} in a file given to --config"
 
 
 def _internal(exc: BaseException) -> DeepInferError:
