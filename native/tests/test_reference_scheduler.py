@@ -27,6 +27,7 @@ CASES = {
     "no_chunks": {"num_blocks": 20, "chunked_prefill": False, "max_model_len": 20},
     "model_of_one": {"max_model_len": 1, "num_blocks": 4, "depth": 2},
     "zero_swa": {"num_blocks": 40, "zero_swa_on_alloc": True, "prefill_sum_k_limit": 100},
+    "rank_of_a_group": {"num_blocks": 20, "dp_size": 2, "max_prefill_burst": 2, "depth": 2},
     "no_pools": {"num_blocks": 20, "num_swa_slots": 0, "num_state_slots": 0, "window": 0, "depth": 2},
 }
 PREFIX = {"prefix_cache": True, "window": 4, "num_blocks": 40}
