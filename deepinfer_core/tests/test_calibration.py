@@ -18,7 +18,7 @@ from deepinfer_core.errors import ConfigError, EngineError
 from deepinfer_core.prompts import inputs_of
 from deepinfer_core.sampling_params import SamplingParams
 from deepinfer_core.types import SchedulerHints
-from deepinfer_native import AttentionKind, CostModel
+from deepinfer_native import AttentionKind, CostModel, CostRow
 
 PROFILE = Profile(
     CostModel(base_ns=5e6, seq_ns=1e6, row_ns=2e5, attention=(AttentionKind(2, 64, False, 8, 0.25),)),
@@ -68,6 +68,20 @@ def test_fit_of_exact_times_finds_the_coefficients() -> None:
     assert [k.ratio for k in model.attention] == [2]
     got = (model.base_ns, model.seq_ns, model.row_ns, model.attention[0].pair_ns)
     assert got == pytest.approx((true.base_ns, true.seq_ns, true.row_ns, 3.0), rel=1e-6)
+
+
+def test_fit_of_steps_whose_time_goes_with_few_pairs_stays_within_the_core() -> None:
+    kinds = [AttentionKind(64), AttentionKind(1, 4, True)]
+    points = [Point("decode", 1, 1, end, 5_000_000 * kinds[0].pairs(end - 1, end) + 1) for end in (64, 128, 200)]
+    model, _ = fit(points, kinds)
+    assert model.predict_ns([CostRow(63, 1, 64)]) > 0
+    assert all(kind.pair_ns <= 2**20 for kind in model.attention)
+
+
+def test_fit_of_steps_that_take_minutes_stays_within_the_core() -> None:
+    points = [Point("prefill", 1, q, q, 10**11 + q) for q in (4, 16, 64)]
+    model, _ = fit(points, [AttentionKind(1)])
+    assert model.predict_ns([CostRow(0, 4, 4)]) > 10**9
 
 
 # --- plan --------------------------------------------------------------------------------------------------------

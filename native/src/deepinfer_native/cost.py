@@ -14,6 +14,10 @@ from deepinfer_native.library import call, ffi, lib
 FRACTION = 20
 """Bits of fraction of a coefficient inside the core: an indexer pair costs less than 0.01 ns on an accelerator."""
 MAX_KINDS = 8
+MAX_TIME_NS = 2.0**30
+"""Most that a step, a request or a row may cost."""
+MAX_PAIR_NS = 2.0**20
+"""Most that a (query, key) pair may cost; checked where the core gets the model."""
 
 
 def _time(value: Any) -> float:
@@ -21,7 +25,7 @@ def _time(value: Any) -> float:
         time = float(value)
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"a time must be a number of nanoseconds, got {value!r}", field="cost model") from error
-    if not 0 <= time <= 2.0**30:  # NaN fails too
+    if not 0 <= time <= MAX_TIME_NS:  # NaN fails too
         raise ArgumentError(f"a time must be from 0 to 2**30 ns, got {value!r}", field="cost model")
     return time
 

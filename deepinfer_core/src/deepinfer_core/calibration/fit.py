@@ -26,8 +26,13 @@ NOISE = 1e-3
 """A column must lower the squared residual by this share to be used."""
 
 
-def nonnegative_least_squares(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """x >= 0 with the least ``|a @ x - b|``. ``a``: [rows, columns], at most ``MAX_COLUMNS`` columns; ``b``: [rows]."""
+def nonnegative_least_squares(
+    a: npt.NDArray[np.float64], b: npt.NDArray[np.float64], most: npt.NDArray[np.float64] | None = None
+) -> npt.NDArray[np.float64]:
+    """x >= 0 with the least ``|a @ x - b|``. ``a``: [rows, columns], at most ``MAX_COLUMNS`` columns; ``b``: [rows].
+
+    ``most``: [columns]; a set of columns that asks for more of one gets this much, and competes with what is left.
+    """
     import numpy as np
 
     columns = a.shape[1]
@@ -35,6 +40,7 @@ def nonnegative_least_squares(a: npt.NDArray[np.float64], b: npt.NDArray[np.floa
         raise ValueError(f"{columns} columns, from 1 to {MAX_COLUMNS} can be tried")
     scale = np.linalg.norm(a, axis=0)
     scale[scale == 0] = 1  # a column of zeros explains nothing and gets 0
+    most = np.full(columns, np.inf) if most is None else most * scale
     best, least = np.zeros(columns), float(b @ b)
     for size in range(1, columns + 1):
         for chosen in itertools.combinations(range(columns), size):
@@ -42,6 +48,7 @@ def nonnegative_least_squares(a: npt.NDArray[np.float64], b: npt.NDArray[np.floa
             x = np.linalg.lstsq(a[:, picked] / scale[picked], b, rcond=None)[0]
             if (x < 0).any():
                 continue
+            x = np.minimum(x, most[picked])
             residual = a[:, picked] / scale[picked] @ x - b
             if float(residual @ residual) < least * (1 - NOISE):
                 best, least = np.zeros(columns), float(residual @ residual)
@@ -54,6 +61,7 @@ def fit(points: Sequence[Point], kinds: Sequence[AttentionKind]) -> tuple[CostMo
     import numpy as np
 
     from deepinfer_native import AttentionKind, CostModel
+    from deepinfer_native.cost import MAX_PAIR_NS, MAX_TIME_NS
 
     # Rows of one decode step are in proportion to its requests: there is no column for them.
     names = ["base_ns", "seq_ns"] + (["row_ns"] if points[0].kind == "prefill" else [])
@@ -63,7 +71,9 @@ def fit(points: Sequence[Point], kinds: Sequence[AttentionKind]) -> tuple[CostMo
         table[-1] += [p.n * kind.pairs(p.end - p.q, p.end) for kind in kinds]
     measured = np.array([p.ns for p in points], dtype=np.float64)
     a = np.array(table, dtype=np.float64) / measured[:, None]
-    x = nonnegative_least_squares(a, np.ones(len(points)))
+    # Short contexts have few pairs, which could take over the time of the whole step, beyond what a pair may cost.
+    most = np.array([MAX_TIME_NS] * len(names) + [MAX_PAIR_NS] * len(kinds))
+    x = nonnegative_least_squares(a, np.ones(len(points)), most)
     error = float(np.sqrt(np.mean((a @ x - 1) ** 2)))
     attention = tuple(
         AttentionKind(k.ratio, k.cap, k.shift, k.block, float(v))
