@@ -2,11 +2,9 @@
 
 #include "di_error.h"
 
-static int level_of(const di_seq *s) { return s->queue_class == 0 ? 0 : s->priority - DI_PRIORITY_LOW + 1; }
-
-static int goes_before(const di_seq *a, const di_seq *b)
+static int level_of(const di_seq *s)
 {
-    return a->queue_class != b->queue_class ? a->queue_class < b->queue_class : a->ticket < b->ticket;
+    return s->queue_class == 0 ? 0 : 2 * (s->priority - DI_PRIORITY_LOW) + s->queue_class;
 }
 
 static di_seq *first_from(const di_queue *q, int level)
@@ -27,9 +25,9 @@ void di_queue_insert(di_queue *q, di_seq *s)
 {
     int level = level_of(s);
     di_seq *after = q->tail[level];   /* s goes behind this one */
-    if (after && goes_before(s, after)) {
+    if (after && s->ticket < after->ticket) {
         di_seq *at = q->head[level];
-        while (goes_before(at, s)) at = at->next;
+        while (at->ticket < s->ticket) at = at->next;
         after = at->prev;
     }
     s->prev = after;
@@ -56,7 +54,7 @@ int di_queue_check(const di_queue *q)
     for (int level = 0; level < DI_QUEUE_LEVELS; level++) {
         const di_seq *before = NULL;
         for (const di_seq *s = q->head[level]; s; before = s, s = s->next) {
-            int ok = s->prev == before && level_of(s) == level && s->listed && !(before && goes_before(s, before)) &&
+            int ok = s->prev == before && level_of(s) == level && s->listed && !(before && s->ticket < before->ticket) &&
                      (s->phase == DI_PHASE_WAITING || s->phase == DI_PHASE_PREFILL);
             if (!ok)
                 return di_fail(DI_E_INTERNAL, "", "queue", "request %llu is out of place", (unsigned long long)s->uid);

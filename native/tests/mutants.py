@@ -108,16 +108,16 @@ MUTANTS = (
     Mutant("hit_counts_idle_blocks_twice", "di_policy_prefill.c", "- hit->n_idle && has_slot", "&& has_slot"),
     Mutant("second_chunked_prompt", "di_policy_prefill.c", "if (!is_last && is_normal) break;", "if (0) break;"),
     Mutant(
-        "queue_by_ticket_only",
+        "queue_by_class_behind_priority",
         "di_queue.c",
-        "a->queue_class != b->queue_class ? a->queue_class < b->queue_class : a->ticket < b->ticket",
-        "a->ticket < b->ticket",
+        "2 * (s->priority - DI_PRIORITY_LOW) + s->queue_class;",
+        "2 * (s->priority - DI_PRIORITY_LOW) + 1;",
     ),
     Mutant(
         "priority_ignored",
         "di_queue.c",
-        "s->queue_class == 0 ? 0 : s->priority - DI_PRIORITY_LOW + 1",
-        "s->queue_class == 0 ? 0 : 1",
+        "return s->queue_class == 0 ? 0 : 2 * (s->priority - DI_PRIORITY_LOW) + s->queue_class;",
+        "return s->queue_class;",
     ),
     Mutant("stale_rows_count_as_live", "di_output.h", "r->seq->generation == r->generation && ", ""),
     Mutant(

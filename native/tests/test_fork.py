@@ -1,11 +1,13 @@
 """Forks: children go on from their parent's tokens, over copies of its caches or computed again (engine.md 2.11)."""
 
 import random
+import time
 
 import pytest
 from native_driver import VOCAB, Driver, require, small_config
 
 from deepinfer_contracts import FinishReason, Pool, StepFlags, StepKind, StepMode
+from deepinfer_native import Core
 from deepinfer_native.errors import ArgumentError, NotFoundError
 
 
@@ -312,3 +314,17 @@ def test_fork_of_nothing_is_refused():
     driver.run()
     with pytest.raises(NotFoundError, match="request 1 is unknown or already finished"):
         driver.core.fork(parent.uid, seed=0)
+
+
+def test_children_of_thousands_of_aborted_prompts_are_queued_in_one_go():
+    # A walk over the queue for each of them takes 18,000 * 9,000 steps, several seconds.
+    core = Core(small_config(validation="off"))
+    parents = [core.submit([1, 2, 3], max_tokens=4) for _ in range(6000)]
+    children = [core.fork(uid, seed=seed) for uid in parents for seed in range(3)]
+    core.submit([1, 2], max_tokens=4)
+    core.abort(parents)
+    begin = time.process_time()
+    core.probe()
+    assert time.process_time() - begin < 1
+    assert core.schedule_local().seq_uid.tolist()[:2] == children[:2]
+    core.check()
