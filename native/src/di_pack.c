@@ -164,12 +164,24 @@ int di_pack_step(di_core *c, uint64_t step, di_step **out)
     return 0;
 }
 
+/* Rows behind a step in flight carry the drafts that it verifies; its commit puts the next ones in their place. */
+static int has_lost_drafts(const di_core *c, const di_step *step)
+{
+    if (!c->cfg.inputs || c->cfg.num_draft == 0 || c->committed + 1 < step->id) return 0;
+    for (int32_t i = 0; i < step->n; i++)
+        if (step->rows[i].remap >= 0) return 1;
+    return 0;
+}
+
 int di_pack(di_core *c, uint64_t step, di_input_metadata *base)
 {
     di_step *record = NULL;
     int code = di_core_enter(c);
     if (code) return code;
     code = base ? di_pack_step(c, step, &record) : di_fail(DI_E_ARG, "", "base", "NULL");
+    if (!code && has_lost_drafts(c, record))
+        code = di_fail(DI_E_ORDER, "", "step_id", "step %llu follows drafts of step %llu: pack it before that commit",
+                       (unsigned long long)step, (unsigned long long)(step - 1));
     if (code) return di_core_leave(c, code);
     di_staging *s = di_core_staging(c, step);
     if (c->cfg.inputs == 0) {

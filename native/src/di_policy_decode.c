@@ -213,7 +213,7 @@ int di_policy_decode(di_core *c, di_step *step, di_outputs *o)
     for (int32_t i = 0; i < n; i++) {
         di_seq *s = c->candidates[i];
         s->holds = 0;
-        /* The table of an injected request or a clone is said with its first step: a call that makes none says nothing. */
+        /* The table of an injected request or a clone comes with its first step: a call that makes none is not seen. */
         if (s->last_step == 0) di_policy_note_blocks(c, o, s, 0);
         int32_t q = lengths ? lengths[i] : c->dim.q;
         di_policy_add_row(c, step, s, s->cached + (int32_t)s->inflight * c->dim.q, q, 0);

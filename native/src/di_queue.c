@@ -54,7 +54,8 @@ int di_queue_check(const di_queue *q)
     for (int level = 0; level < DI_QUEUE_LEVELS; level++) {
         const di_seq *before = NULL;
         for (const di_seq *s = q->head[level]; s; before = s, s = s->next) {
-            int ok = s->prev == before && level_of(s) == level && s->listed && !(before && s->ticket < before->ticket) &&
+            int is_behind = !before || before->ticket < s->ticket;
+            int ok = s->prev == before && level_of(s) == level && s->listed && is_behind &&
                      (s->phase == DI_PHASE_WAITING || s->phase == DI_PHASE_PREFILL);
             if (!ok)
                 return di_fail(DI_E_INTERNAL, "", "queue", "request %llu is out of place", (unsigned long long)s->uid);

@@ -6,6 +6,7 @@ from native_driver import VOCAB, Driver, require, small_config
 from test_pack_reference import geometry, ngram_table
 
 from deepinfer_contracts import StepKind
+from deepinfer_native.errors import OrderError
 from deepinfer_native.reference_pack import FeedRow, Row, complete_window, ngram_window, pack_feed
 
 
@@ -68,6 +69,23 @@ def test_completed_windows_equal_those_of_the_true_history(num_draft, seed):
             require(got == [ngram_window(line, p, g) for p in range(line.start, line.end)], "windows of", uid)
             checked += 1
     assert checked > 10
+
+
+@pytest.mark.parametrize("num_draft", [0, 2])
+def test_pack_after_the_commit_of_the_step_before_is_refused_where_drafts_are_lost(num_draft):
+    driver = Driver(ngram_config(num_draft))
+    driver.submit([1, 2, 3], max_tokens=30, min_tokens=20)
+    while not driver.open:
+        driver.step()
+    o = driver.core.schedule_local()
+    assert o.remap.tolist() == [0]
+    before = driver.core.pack(o.step_id).ngram_win.copy()
+    driver.commit()
+    if num_draft:
+        with pytest.raises(OrderError, match="pack it before"):
+            driver.core.pack(o.step_id)
+    else:
+        np.testing.assert_array_equal(driver.core.pack(o.step_id).ngram_win, before)
 
 
 def test_depth_one_sends_no_feed_fields():

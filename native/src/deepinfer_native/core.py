@@ -227,7 +227,8 @@ class Core(Transfers, Sharing):
             self._gate.leave()
 
     def pack(self, step_id: int) -> InputMetadata | InputMetadataV41:
-        """Inputs of the newest launched step."""
+        """Inputs of the newest launched step. With drafts in a pipeline they hold what the step before verifies:
+        make them before its commit (OrderError)."""
         with self._gate:
             core = self._core
             call(lib.di_pack, core, step_id, self._base)
