@@ -137,10 +137,11 @@ void di_core_drop(di_core *c, di_seq *s)
 static int create_pools(di_core *c)
 {
     const di_config *k = &c->cfg;
-    int strict = k->stream_ordered_reuse;
-    int code = di_pool_init(&c->main, &c->arena, "main", k->num_blocks, strict);
-    if (!code) code = di_pool_init(&c->swa, &c->arena, "swa", k->num_swa_slots, strict);
-    if (!code) code = di_pool_init(&c->state, &c->arena, "state", k->num_state_slots, strict);
+    /* Who writes into a reservation does not wait for this device's queue. */
+    int ordered = k->stream_ordered_reuse && k->engine_type != DI_ENGINE_COMPLETION;
+    int code = di_pool_init(&c->main, &c->arena, "main", k->num_blocks, ordered);
+    if (!code) code = di_pool_init(&c->swa, &c->arena, "swa", k->num_swa_slots, ordered);
+    if (!code) code = di_pool_init(&c->state, &c->arena, "state", k->num_state_slots, ordered);
     /* Draft and row slots are ordered by the device queue itself (5.5.6, 5.6): they may be reused at once. */
     if (!code && k->num_draft) code = di_pool_init(&c->draft, &c->arena, "draft", k->max_num_seqs + 1, 1);
     if (!code) code = di_pool_init(&c->row, &c->arena, "row", k->max_num_seqs + 1, 1);

@@ -551,3 +551,21 @@ def test_table_of_a_request_that_is_held_at_once_comes_with_its_first_step():
     row, ids = int(o.row_slot[0]), held.block_ids.tolist()
     assert o.bt_delta[:, :2].tolist() == [[row, 0], [row, 1]]
     assert o.bt_delta[:1, 2].tolist() == ids
+
+
+@pytest.mark.parametrize("is_declared", [False, True])
+def test_units_of_a_step_in_flight_are_not_reserved_whatever_the_queue_orders(is_declared):
+    # The sender's copies are not on the receiver's queue.
+    config = small_config(
+        engine_type=EngineType.COMPLETION, stop_preempted=True, num_swa_slots=2, stream_ordered_reuse=is_declared
+    )
+    core = Core(config)
+    running = core.reserve([1, 2, 3], max_tokens=4)
+    core.inject(running.handle, 5)
+    step = core.schedule_local().step_id
+    core.abort([running.uid])
+    with pytest.raises(CapacityError, match="swa"):
+        core.reserve([1, 2, 3], max_tokens=4)
+    core.step_done(step)
+    assert core.reserve([1, 2, 3], max_tokens=4).swa_slot == running.swa_slot
+    core.check()

@@ -41,7 +41,7 @@ class Scheduler:
 
     def __init__(self, settings: Settings):
         self.settings = c = settings
-        reuse = c.stream_ordered_reuse
+        reuse = c.stream_ordered_reuse and c.engine_type != COMPLETION  # a transfer does not wait for the queue
         self.main = Pool(c.num_blocks, reuse)
         self.swa = Pool(c.num_swa_slots, reuse)
         self.state = Pool(c.num_state_slots, reuse)
