@@ -13,6 +13,8 @@ NATIVE = Path(__file__).parents[1]
 SOURCES = sorted((NATIVE / "src").glob("di_*.c"))
 VERSION = tomllib.loads((NATIVE / "pyproject.toml").read_text())["project"]["version"]
 FLAGS = ["-std=c11", "-pthread", f"-I{NATIVE / 'include'}", f"-I{NATIVE / 'src'}", f'-DDI_VERSION="{VERSION}"']
+WRAP = [f"-Wl,--wrap={name}" for name in ("malloc", "calloc", "realloc", "free")]
+"""Of the linker: calls of the allocator go to the ``__wrap_`` functions of a program."""
 
 
 def compiler() -> list[str] | None:

@@ -4,11 +4,10 @@ import shutil
 import subprocess
 
 import pytest
-from c_build import FLAGS, NATIVE, SOURCES, link, run
+from c_build import FLAGS, NATIVE, SOURCES, WRAP, link, run
 
 STRICT = ["-Wall", "-Wextra", "-Wconversion", "-Werror"]
 UNITS = [NATIVE / "src" / f"di_{name}.c" for name in ("handle", "siphash", "error")]
-WRAP = [f"-Wl,--wrap={name}" for name in ("malloc", "calloc", "realloc", "free")]
 
 
 @pytest.fixture(params=["gcc", "clang"])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from c_build import FLAGS, NATIVE, SOURCES, WRAP, run
 from native_driver import VOCAB, small_config
-from test_build import FLAGS, NATIVE, SOURCES, WRAP, run
 
 from deepinfer_contracts import SamplerOutput, StepKind
 from deepinfer_native import Core
