@@ -80,6 +80,11 @@ def test_resolve_with_an_unknown_argument_names_the_nearest():
     assert refusal({"kv_memry": 1}).what == "no setting named 'kv_memry'; did you mean 'kv_memory'?"
 
 
+def test_seed_that_nobody_gave_is_none():
+    assert EngineConfig.resolve(environ={}).seed is None
+    assert EngineConfig.resolve({"seed": 0}, environ={}).seed == 0
+
+
 @pytest.mark.parametrize(("key", "field"), [("n", "n"), ("num_samples", "n"), ("max_tokens", "max_tokens")])
 def test_resolve_with_a_field_of_requests_says_where_it_belongs(tmp_path, key, field):
     for error in (refusal({key: 3}), refusal(file=settings_file(tmp_path, f"{key} = 3\n"))):

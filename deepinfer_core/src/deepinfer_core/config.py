@@ -47,7 +47,12 @@ class EngineConfig:
     model_plugin: str | None = setting(None, "Model plugin to use when several match.", kind="text")
     backend: str = setting("auto", "Backend plugin, or auto.", kind="text")
     device: str | None = setting(None, "Device of the backend, e.g. cuda:0.", kind="text")
-    seed: int = setting(0, "Makes the seeds of requests that bring none, each with its place.", kind="integer", modulo=2**64)
+    seed: int | None = setting(
+        None,
+        "Makes the seeds of requests that bring none, each with its place; random unless given.",
+        kind="integer",
+        modulo=2**64,
+    )
     numeric_mode: NumericMode = setting(  # noqa: RUF009 (attrs, not a dataclass)
         "released", "Rounding as released, or exact (fp32).", kind="text", choices=("released", "exact")
     )

@@ -137,7 +137,7 @@ class LLM:
             vocab_size=built.vocab_size,
             max_model_len=built.max_model_len,
             window=WINDOW_FACTOR * built.plan.max_num_seqs,
-            seed=self.config.seed if self.config.origin("seed") != "default" else None,
+            seed=self.config.seed,
             streaming=streaming,
             check_prompt=getattr(self.assembly.model, "check_prompt", None),
             is_ready=is_ready,
