@@ -110,6 +110,7 @@ def test_cancel_ends_every_sample_of_the_prompt_and_no_other(after: int) -> None
     with toy_llm(max_chunk=4) as llm:
         want = llm.generate(prompts, params)
         results = {}
+        ends = []
         seen = 0
         with llm.stream(prompts, params) as stream:
             if after == 0:
@@ -118,9 +119,12 @@ def test_cancel_ends_every_sample_of_the_prompt_and_no_other(after: int) -> None
                 seen += chunk.index == 0 and bool(chunk.token_ids)
                 if chunk.index == 0 and seen == after and not chunk.finished:
                     stream.cancel(0)
+                if chunk.completion is not None:
+                    ends.append((chunk.index, chunk.sample))
                 if chunk.output is not None:
                     results[chunk.index] = chunk.output
         check_idle(llm)
+    assert sorted(ends) == [(index, sample) for index in range(2) for sample in range(3)]
     assert [completion.finish_reason for completion in results[0].outputs] == ["abort"] * 3
     assert tokens(results[1]) == tokens(want[1])
 

@@ -232,7 +232,7 @@ class Stream(Iterator[StreamChunk]):
         try:
             for request in self._run:
                 chunk = request.chunk()
-                if chunk.text or chunk.token_ids or chunk.output is not None:
+                if chunk.text or chunk.token_ids or chunk.completion is not None:
                     return chunk
         except BaseException:
             self.close()
