@@ -2,17 +2,9 @@
  * looked at before anything changes. */
 #include <string.h>
 
+#include "di_append.h"
 #include "di_check.h"
-#include "di_output.h"
 #include "di_transfer.h"
-
-enum { LOGPROB_FLOOR = -9999 };
-
-static float floored(const float *values, int32_t at)
-{
-    float x = values ? values[at] : 0;
-    return x > (float)LOGPROB_FLOOR ? x : (float)LOGPROB_FLOOR;
-}
 
 uint8_t di_core_stop_reason(const di_core *c, const di_seq *s, int32_t token)
 {
@@ -33,7 +25,7 @@ static void put_alternatives(di_event_arena *a, int32_t e, const int32_t *ids, c
         int32_t id = ids[row * m + j];
         if (id < 0) break;
         a->top_ids[a->n_top + n] = id;
-        a->top_logprobs[a->n_top + n] = floored(logprobs, row * m + j);
+        a->top_logprobs[a->n_top + n] = di_append_logprob(logprobs, row * m + j);
         n++;
     }
     a->top_offset[e] = n ? a->n_top : -1;
@@ -47,7 +39,7 @@ static void put_extras(di_event_arena *a, int32_t e, const di_row *r, int32_t i,
 {
     int32_t row = r->first + j;
     const float *smaller = is_draft ? t->verified_sum_smaller : t->sum_smaller;
-    a->draft_logprob[e] = is_draft ? floored(t->draft_logprob, row) : 0;
+    a->draft_logprob[e] = is_draft ? di_append_logprob(t->draft_logprob, row) : 0;
     a->sum_smaller[e] = smaller ? smaller[is_draft ? row : i] : 0;
     if (is_draft) put_alternatives(a, e, t->verified_top_ids, t->verified_top_logprobs, row, t->n_top);
     else put_alternatives(a, e, t->top_ids, t->top_logprobs, i, t->n_top);
@@ -61,35 +53,12 @@ static int32_t put_token(di_event_arena *a, const di_row *r, int32_t i, int32_t 
     int32_t e = a->count++;
     a->seq_uid[e] = s->uid;
     a->token_id[e] = token;
-    a->logprob[e] = is_draft ? floored(t->verified_logprob, r->first + j) : floored(t->logprob, i);
+    a->logprob[e] = is_draft ? di_append_logprob(t->verified_logprob, r->first + j) : di_append_logprob(t->logprob, i);
     a->output_index[e] = di_seq_output_len(s);
     a->prompt_len[e] = s->prompt_len;
     if (is_draft) a->flags[e] = DI_EVENT_FLAG_FROM_DRAFT;
     if (t->has_extras) put_extras(a, e, r, i, j, is_draft, t);
     return e;
-}
-
-static void put_step_end(const di_core *c, di_event_arena *a, int32_t e, int32_t i, int32_t drafted,
-                         int32_t accepted, const di_tokens *t)
-{
-    a->drafted[e] = (int16_t)drafted;
-    a->accepted[e] = (int16_t)accepted;
-    if (!t->confidence || c->cfg.num_draft == 0) return;
-    size_t k = (size_t)c->cfg.num_draft;
-    a->conf_offset[e] = a->n_conf;
-    memcpy(a->confidences + a->n_conf, t->confidence + (size_t)i * k, k * sizeof(float));
-    a->n_conf += c->cfg.num_draft;
-}
-
-static void keep_drafts(const di_core *c, di_seq *s, int32_t i, const di_tokens *t)
-{
-    int32_t k = c->cfg.num_draft;
-    s->has_drafts = t->drafts != NULL && k > 0;
-    for (int32_t j = 0; s->has_drafts && j < k; j++) {
-        int32_t id = t->drafts[(size_t)i * (size_t)k + (size_t)j];
-        /* What is no token becomes a pad draft (5.8). */
-        s->drafts[j] = (uint32_t)id < (uint32_t)c->cfg.vocab_size ? id : c->cfg.vocab_size - 1;
-    }
 }
 
 /* Full blocks of committed and computed positions go to the prefix cache, before an end gives them back. */
@@ -130,7 +99,8 @@ static int append_tokens(di_core *c, di_step *step, int32_t i, const di_tokens *
         e = put_token(a, r, i, j, is_draft, token, t);
         reason = di_core_stop_reason(c, s, token);
     }
-    if (r->q > 1 || t->confidence) put_step_end(c, a, e, i, step->kind == DI_STEP_DECODE ? r->q - 1 : 0, accepted, t);
+    if (r->q > 1 || t->confidence)
+        di_append_step_end(c, a, e, i, step->kind == DI_STEP_DECODE ? r->q - 1 : 0, accepted, t);
     int32_t appended = s->len - start_len;
     c->count.tokens_output += (uint64_t)appended;
     c->count.tokens_accepted += (uint64_t)accepted;
@@ -138,11 +108,7 @@ static int append_tokens(di_core *c, di_step *step, int32_t i, const di_tokens *
     int code = offer(c, s);
     if (code) return code;
     if (reason == DI_FINISH_NONE) {
-        if (c->cfg.num_draft > 0) {
-            keep_drafts(c, s, i, t);
-            size_t at = (size_t)i * (size_t)c->cfg.num_draft;
-            di_varlen_keep(c, s, t->drafts ? t->drafts + at : NULL, t->confidence ? t->confidence + at : NULL);
-        }
+        if (c->cfg.num_draft > 0) di_append_keep_drafts(c, s, i, t);
         return c->cfg.engine_type == DI_ENGINE_PROMPT ? hand_off(c, s, e, a) : 0;
     }
     a->is_plain = 0;
@@ -187,24 +153,15 @@ static int commit_row(di_core *c, di_step *step, int32_t i, const di_tokens *t, 
     return code;
 }
 
-/* Bring the lines that rows ahead will touch: the request first, then, when that is there, the end of its tokens. */
-static void look_ahead(const di_step *step, int32_t i, int has_drafts)
-{
-    if (i + DI_AHEAD >= step->n) return;
-    const di_seq *far = step->rows[i + DI_AHEAD].seq, *near = step->rows[i + DI_AHEAD / 2].seq;
-    DI_PREFETCH(far);
-    DI_PREFETCH(&near->tokens[near->len]);
-    if (!has_drafts) return;
-    DI_PREFETCH(&far->drafts);
-    DI_PREFETCH(near->drafts);
-}
-
 static int apply(di_core *c, di_step *step, const di_tokens *t, di_event_arena *a)
 {
     uint64_t overrun = c->count.overrun_rows;
     if (t->has_extras || t->confidence || step->t > step->n) a->is_plain = 0;
+    int is_quick = di_append_is_possible(c, step, t);
     for (int32_t i = 0; i < step->n; i++) {
-        look_ahead(step, i, t->drafts != NULL);
+        if (is_quick) i = di_append_run(c, step, i, t, a);
+        if (i == step->n) break;
+        di_append_look_ahead(step, i, t->drafts != NULL);
         int code = commit_row(c, step, i, t, a);
         if (code) return code;
     }

@@ -83,15 +83,42 @@ static int check_row(const di_core *c, const di_step *step, int32_t i, const di_
     return 0;
 }
 
-/* Every row is OK, has a token of the vocabulary and verifies nothing: no row needs a look of its own. */
+static int are_tokens(const int32_t *ids, int64_t n, int32_t vocab_size)
+{
+    uint32_t vocab = (uint32_t)vocab_size;
+    int others = 0;
+    for (int64_t i = 0; ids && i < n; i++) others |= (uint32_t)ids[i] >= vocab;
+    return !others;
+}
+
+/* The verified ids of every row are its accepted drafts, then -1. */
+static int is_verified_plain(const di_core *c, const di_step *step, const di_tokens *t)
+{
+    int beyond = 0;
+    for (int32_t x = 0; x < step->t; x++) beyond |= t->verified[x] >= c->cfg.vocab_size;
+    if (beyond) return 0;
+    for (int32_t i = 0; i < step->n; i++) {
+        const di_row *r = &step->rows[i];
+        const int32_t *ids = t->verified + r->first;
+        int32_t accepted = di_output_accepted(step, i, t);
+        if (accepted < 0 || accepted >= r->q) return 0;
+        for (int32_t j = 0; j < accepted; j++)
+            if (ids[j] < 0) return 0;
+        for (int32_t j = accepted; j < r->q - 1; j++)
+            if (ids[j] >= 0) return 0;
+    }
+    return 1;
+}
+
+/* Every row is OK and has what it needs: none needs a look of its own, nor a look at its request. */
 static int is_plain(const di_core *c, const di_step *step, const di_tokens *t)
 {
-    if (step->t > step->n && step->kind == DI_STEP_DECODE) return 0;
     uint32_t vocab = (uint32_t)c->cfg.vocab_size;
     int bad_rows = 0;
     for (int32_t i = 0; i < step->n; i++) bad_rows |= t->status[i] != DI_ROW_OK;
     for (int32_t i = 0; i < step->n; i++) bad_rows |= (uint32_t)t->sampled[i] >= vocab;
-    return !bad_rows;
+    if (bad_rows) return 0;
+    return step->kind == DI_STEP_PREFILL || step->t == step->n || is_verified_plain(c, step, t);
 }
 
 int di_output_read(const di_core *c, const di_step *step, const di_sampler_output *output, di_tokens *t)
@@ -108,7 +135,9 @@ int di_output_read(const di_core *c, const di_step *step, const di_sampler_outpu
         return di_fail(DI_E_CONTRACT, "SamplerOutput", "struct_size", "%u bytes, at least %zu are needed",
                        output->struct_size, sizeof *output);
     int code = take_output(c, step, output, t);
-    if (code || is_plain(c, step, t)) return code;
+    if (code) return code;
+    t->are_drafts_tokens = are_tokens(t->drafts, (int64_t)step->n * c->cfg.num_draft, c->cfg.vocab_size);
+    if (is_plain(c, step, t)) return code;
     for (int32_t i = 0; i < step->n && !code; i++) {
         if (i + DI_AHEAD < step->n) DI_PREFETCH(step->rows[i + DI_AHEAD].seq);
         if (di_output_wants_token(step, &step->rows[i])) code = check_row(c, step, i, t);

@@ -11,6 +11,7 @@ typedef struct di_tokens {
     const float *top_logprobs, *verified_top_logprobs;
     const int8_t *status;
     int32_t n_top;            /* M */
+    int are_drafts_tokens;    /* every draft id is one of the vocabulary */
     int has_extras;           /* events get more than the token and its log-probability */
 } di_tokens;
 

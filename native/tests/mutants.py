@@ -123,7 +123,9 @@ MUTANTS = (
     Mutant(
         "drafts_after_the_stop_are_kept", "di_commit.c", "j <= accepted && reason == DI_FINISH_NONE", "j <= accepted"
     ),
-    Mutant("cached_counts_rejected_drafts", "di_commit.c", "s->cached += appended;", "s->cached += r->q;"),
+    Mutant("cached_counts_rejected_drafts", "di_append.c", "s->cached += n;", "s->cached += r->q;"),
+    Mutant("stop_ids_go_on", "di_append.c", "uint32_t stops = may_stop(s, t->sampled[i]);", "uint32_t stops = 0;"),
+    Mutant("quick_rows_outlive_their_generation", "di_append.c", " && s->generation == r->generation", ""),
     Mutant(
         "last_chunk_is_queued_again",
         "di_commit.c",
