@@ -1,8 +1,8 @@
 """Runs what the pages show, so that no page shows a command that fails.
 
 ``python docs/run_pages.py [PAGE ...]`` runs each ```bash block, and each ```python block as a script, of the pages (of
-all that people read in order, if none is given), in a folder of its own for each page. ``.venv/bin/`` stands for the
-folder of the Python that runs this. A block with ``<!-- not run: REASON -->`` above it is left out; ```text is output.
+README.md and all of ``docs/`` that people read in order, if none is given), in a folder of its own for each page.
+``.venv/bin/`` stands for the folder of the Python that runs this. A block with ``<!-- not run: REASON -->`` above it is left out; ```text is output.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def run_page(page: Path) -> list[str]:
 
 def main(arguments: list[str]) -> int:
     folders = ("tutorials", "how-to", "explanation")
-    pages = [Path(name) for name in arguments] or [p for f in folders for p in sorted((FOLDER / f).glob("*.md"))]
+    everything = [FOLDER.parent / "README.md", *(p for f in folders for p in sorted((FOLDER / f).glob("*.md")))]
+    pages = [Path(name) for name in arguments] or everything
     failures = []
     for page in pages:
         failed = run_page(page)
