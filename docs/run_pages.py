@@ -2,7 +2,8 @@
 
 ``python docs/run_pages.py [PAGE ...]`` runs each ```bash block, and each ```python block as a script, of the pages (of
 README.md and all of ``docs/`` that people read in order, if none is given), in a folder of its own for each page.
-``.venv/bin/`` stands for the folder of the Python that runs this. A block with ``<!-- not run: REASON -->`` above it is left out; ```text is output.
+``.venv/bin/`` stands for the folder of the Python that runs this. A block with ``<!-- not run: REASON -->`` above it is
+left out; ```text is output.
 """
 
 from __future__ import annotations
