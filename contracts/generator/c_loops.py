@@ -263,6 +263,8 @@ class Loop:
         """Whether every value fits 32 bits, so that a comparison needs no 64-bit arithmetic."""
         if e.op in ("field", "scalar") and e.kind == "int":
             return self.scratch.field_of(e.owner, e.name).dtype in ("u8", "i8", "u16", "i16", "i32")
+        if e.op == "&":
+            return all(self.is_narrow(a) for a in e.args)
         if e.op == "-" and e.vector:  # of two numbers that are not negative
             return all(self.is_i32(a) and (a.owner, a.name) in self.scratch.natural for a in e.args)
         return e.op == "limit" or (e.op == "const" and e.kind == "int" and abs(e.number) < 1 << 31)

@@ -61,6 +61,11 @@ def _functions(schema: Schema) -> str:
                 f"int di_check_{c.file}_in(const {c.struct} *record, const {ctx.struct} *step, const di_limits *limits,"
                 " int level, di_error *error);"
             )
+        else:
+            out.append(
+                f"int di_check_{c.file}_kept(const {c.struct} *record, const di_limits *limits, int level,"
+                " uint64_t kept, di_error *error);"
+            )
     out.append("const di_contract_info *di_contracts(int *n);")
     return "\n".join(out) + "\n"
 
@@ -91,7 +96,10 @@ def _asserts(schema: Schema, c: Contract) -> str:
 
 def _macros(c: Contract) -> str:
     chain = ", ".join(f"0x{h:016x}u" for h in c.chain)
-    return (
+    arrays = [] if c.context else [f for f in c.fields if f.is_array and not f.per]
+    numbers = {n: i for i, (n, _) in enumerate(c.links)}
+    kept = "".join(f"#define DI_KEPT_{c.macro}_{f.name.upper()} (UINT64_C(1) << {numbers[f.name]})\n" for f in arrays)
+    return kept + (
         f"#define DI_FIELDS_{c.macro} {len(c.links)}\n"
         f"#define DI_HASH_{c.macro} UINT64_C(0x{c.chain[-1]:016x})\n"
         f"#define DI_CHAIN_{c.macro} {{{chain}}}\n"
@@ -111,7 +119,10 @@ def header(schema: Schema) -> str:
  * di_check_<record> validates at a level (enum di_level) and returns 0, or DI_E_CONTRACT with *error filled (which may
  * be NULL). BOUNDARY is O(N + T) and FULL adds uniqueness and recomputation; neither allocates. Uniqueness uses
  * limits->scratch (8-byte aligned; 64 bytes for each element are enough) in O(n); without it, it compares pairs.
- * The _in variants also compare with the SchedulerOutputs of the same step, which may be NULL.
+ * The _in variants also compare with the SchedulerOutputs of the same step, which may be NULL. The _kept variants take
+ * the arrays (DI_KEPT_<RECORD>_<FIELD>, or-ed) whose values passed an earlier check with the same limits, at the
+ * present length or a larger one, and were not written since: rules about single elements of such arrays and of nothing
+ * else are not looked at again. Views, shapes, and at FULL everything, are.
  */
 #ifndef DI_CONTRACTS_H
 #define DI_CONTRACTS_H

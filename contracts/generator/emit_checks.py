@@ -192,7 +192,8 @@ class _Emitter:
         level = "if (level >= DI_LEVEL_FULL) " if rule.full else ""
         step = "if (step != NULL) " if any(e.owner == "step" for e in rule.exprs) else ""
         opening, closing = self.keys(rule.field)
-        head = [f"/* {rule.field.name}: {rule.text} */".replace("*/ ", "* / "), level + step + opening]
+        kept = "" if self.context or not rule.is_about_elements else self.unless_kept(rule)
+        head = [f"/* {rule.field.name}: {rule.text} */".replace("*/ ", "* / "), level + step + kept + opening]
         self.open_arrays(exprs, s)
         self.dim_values({e.name for e in rule.exprs if e.op == "dim"}, s)
         for g in rule.guards:
@@ -206,6 +207,11 @@ class _Emitter:
         else:
             self.unique(rule, s, site)
         return [*head, *s.lines, closing]
+
+    def unless_kept(self, rule: Rule) -> str:
+        """C condition that precedes the block of a rule: not all arrays that it reads are kept."""
+        mask = " | ".join(f"DI_KEPT_{self.c.macro}_{name.upper()}" for _, name in rule.arrays)
+        return f"if (~kept & ({mask})) "
 
     def report(self, site: str, index: str, shown: Expr, text: str) -> str:
         if shown.kind == "float":
@@ -302,11 +308,12 @@ class _Emitter:
         step_id = f"{own_id} != 0 ? {own_id} : l->step_id" if own_id else "l->step_id"
         if context:
             step_id = f"step != NULL ? step->step_id : {step_id}"
-        suffix = "_in" if context else ""
+        suffix, more = ("_in", "") if context else ("_kept", "uint64_t kept, ")
         lines = [
-            f"int di_check_{c.file}{suffix}({arguments}const di_limits *l, int level, di_error *error)",
+            f"int di_check_{c.file}{suffix}({arguments}const di_limits *l, int level, {more}di_error *error)",
             "{",
             "if (level <= DI_LEVEL_OFF) return 0;",
+            *([] if context else ["if (level >= DI_LEVEL_FULL) kept = 0;"]),
             f"const uint64_t step_id = {step_id};",
             *self.envelope(),
             *self.preamble(),
@@ -324,6 +331,11 @@ class _Emitter:
             text += (
                 f"\nint di_check_{c.file}(const {c.struct} *rec, const di_limits *l, int level, di_error *error)\n"
                 f"{{\n    return di_check_{c.file}_in(rec, NULL, l, level, error);\n}}\n"
+            )
+        if not context:
+            text += (
+                f"\nint di_check_{c.file}(const {c.struct} *rec, const di_limits *l, int level, di_error *error)\n"
+                f"{{\n    return di_check_{c.file}_kept(rec, l, level, 0, error);\n}}\n"
             )
         return text
 

@@ -38,6 +38,16 @@ class Rule:
     def only_scalars(self) -> bool:
         return not any(e.op in ("field", "dim") for e in self.exprs)
 
+    @property
+    def is_about_elements(self) -> bool:
+        """True of arrays if it was true of them before: nothing but elements of the record's arrays, constants and
+        limits is read, so that neither another length nor another scalar changes the answer."""
+        others = {"scalar", "dim", "key", "present", "slice", "diff", "shift", "gather", "cumsum", "repeat", "ramp"}
+        others |= {"arange", "sum", "min", "max", "any", "len", "item"}
+        if self.form != "all" or self.full or self.field.per or any(owner for owner, _ in self.arrays):
+            return False
+        return bool(self.arrays) and not any(e.op in others for e in self.exprs)
+
 
 def rules_of(schema: Schema, contract: Contract) -> list[Rule]:
     """Every check of a contract in order, its base's first; enum membership comes first for each field."""

@@ -19,12 +19,23 @@ int di_check_init(di_core *c)
 /* The core made this record, so a violation is its own mistake. */
 static int own(int code, const di_error *error) { return code ? di_fail_with(DI_E_INTERNAL, error) : 0; }
 
-int di_check_schedule(di_core *c, const di_scheduler_outputs *record)
+/* What place_row writes: the arrays of a ring slot keep it as long as the rows are where they were. */
+#define KEPT_WITH_ROWS \
+    (DI_KEPT_SCHEDULER_OUTPUTS_SEQ_UID | DI_KEPT_SCHEDULER_OUTPUTS_ROW_SLOT | DI_KEPT_SCHEDULER_OUTPUTS_STATE_SLOT | \
+     DI_KEPT_SCHEDULER_OUTPUTS_SWA_SLOT | DI_KEPT_SCHEDULER_OUTPUTS_DRAFT_WRITE_SLOT | \
+     DI_KEPT_SCHEDULER_OUTPUTS_SWA_VALID_START | DI_KEPT_SCHEDULER_OUTPUTS_HIT_TOKENS | \
+     DI_KEPT_SCHEDULER_OUTPUTS_REPLAYED_TOKENS)
+
+int di_check_schedule(di_core *c, const di_step *step, di_outputs *o, const di_scheduler_outputs *record)
 {
     di_error error;
     if (level(c) == DI_LEVEL_OFF) return 0;
     c->limits.step_id = record->step_id;
-    return own(di_check_scheduler_outputs(record, &c->limits, level(c), &error), &error);
+    uint64_t kept = step->n_placed == 0 && step->n <= o->n_checked ? KEPT_WITH_ROWS : 0;
+    int code = own(di_check_scheduler_outputs_kept(record, &c->limits, level(c), kept, &error), &error);
+    /* Rows behind the step's are as they were checked. */
+    if (!code && step->n > o->n_checked) o->n_checked = step->n;
+    return code;
 }
 
 int di_check_inputs(di_core *c, const di_step *step, const di_input_metadata *record)
@@ -47,12 +58,15 @@ int di_check_sampler(di_core *c, const di_step *step, const di_sampler_inputs *r
     return own(di_check_sampler_inputs(record, &c->limits, level(c), &error), &error);
 }
 
-int di_check_events(di_core *c, uint64_t step, const di_event_batch *record)
+int di_check_events(di_core *c, uint64_t step, di_event_arena *a, const di_event_batch *record)
 {
     di_error error;
     if (level(c) == DI_LEVEL_OFF) return 0;
     c->limits.step_id = step;
-    return own(di_check_event_batch(record, &c->limits, level(c), &error), &error);
+    uint64_t kept = a ? di_events_kept(a) : 0;
+    int code = own(di_check_event_batch_kept(record, &c->limits, level(c), kept, &error), &error);
+    if (a && !code) di_events_checked(a, kept);
+    return code;
 }
 
 int di_check_output(di_core *c, const di_step *step, const di_sampler_output *record)

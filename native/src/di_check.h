@@ -6,11 +6,12 @@
 
 /* Memory for the uniqueness checks of level FULL. */
 int di_check_init(di_core *c);
-/* Records that the core made: a violation is an internal error. */
-int di_check_schedule(di_core *c, const di_scheduler_outputs *record);
+/* Records that the core made: a violation is an internal error. At BOUNDARY, values that passed and were not written
+ * since are not looked at again. a is NULL for a batch without events. */
+int di_check_schedule(di_core *c, const di_step *step, di_outputs *o, const di_scheduler_outputs *record);
 int di_check_inputs(di_core *c, const di_step *step, const di_input_metadata *record);
 int di_check_sampler(di_core *c, const di_step *step, const di_sampler_inputs *record);
-int di_check_events(di_core *c, uint64_t step, const di_event_batch *record);
+int di_check_events(di_core *c, uint64_t step, di_event_arena *a, const di_event_batch *record);
 /* A record that came from a sampler: DI_E_CONTRACT, nothing changed. */
 int di_check_output(di_core *c, const di_step *step, const di_sampler_output *record);
 

@@ -239,9 +239,10 @@ static int di_view_fault(const di_view *v, bool allowed, bool required, int32_t 
     return v->data == NULL && di_size(v) != 0 ? 1 : 0;
 }
 
-int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits *l, int level, di_error *error)
+int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_limits *l, int level, uint64_t kept, di_error *error)
 {
     if (level <= DI_LEVEL_OFF) return 0;
+    if (level >= DI_LEVEL_FULL) kept = 0;
     const uint64_t step_id = rec->step_id != 0 ? rec->step_id : l->step_id;
     if (rec->struct_size < sizeof *rec) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 0, -1, -1, "SchedulerOutputs.struct_size", "struct_size >= sizeof record", step_id}, -1, 0, true, (int64_t)rec->struct_size);
     if (rec->chain != DI_HASH_SCHEDULER_OUTPUTS) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 1, -1, -1, "SchedulerOutputs.chain", "chain of this contract", step_id}, -1, 0, true, (int64_t)rec->chain);
@@ -678,7 +679,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!((int64_t)rec->num_decode_reqs == d_N)) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 6, 7, -1, "SchedulerOutputs.num_decode_reqs", "kind == StepKind.DECODE implies num_decode_reqs == N", step_id}, -1, 0, true, (int64_t)rec->num_decode_reqs);
     } while (0);
     /* seq_uid: all(seq_uid != 0) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_SEQ_UID)) do {
         if (!di_readable(&rec->seq_uid)) continue;
         const uint64_t *f0 = rec->seq_uid.data; const int64_t n0 = di_size(&rec->seq_uid);
         (void)f0; (void)n0;
@@ -699,7 +700,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
             if (found) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 8, 11, -1, "SchedulerOutputs.seq_uid", "unique(seq_uid)", step_id}, i, 0, true, x); }
     } while (0);
     /* row_slot: all(1 <= row_slot <= max_num_seqs) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_ROW_SLOT)) do {
         if (!di_readable(&rec->row_slot)) continue;
         const int32_t *f0 = rec->row_slot.data; const int64_t n0 = di_size(&rec->row_slot);
         (void)f0; (void)n0;
@@ -721,7 +722,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
             if (found) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 10, 13, -1, "SchedulerOutputs.row_slot", "unique(row_slot)", step_id}, i, 0, true, x); }
     } while (0);
     /* seqlens_q: all(seqlens_q >= 1) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_SEQLENS_Q)) do {
         if (!di_readable(&rec->seqlens_q)) continue;
         const int32_t *f0 = rec->seqlens_q.data; const int64_t n0 = di_size(&rec->seqlens_q);
         (void)f0; (void)n0;
@@ -760,7 +761,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!(red1 == (int64_t)rec->num_batched_tokens)) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 11, 16, -1, "SchedulerOutputs.seqlens_q", "sum(seqlens_q) == num_batched_tokens", step_id}, -1, 0, true, red1);
     } while (0);
     /* seqlens_k: all(seqlens_k >= seqlens_q) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_SEQLENS_K | DI_KEPT_SCHEDULER_OUTPUTS_SEQLENS_Q)) do {
         if (!di_readable(&rec->seqlens_k)) continue;
         const int32_t *f0 = rec->seqlens_k.data; const int64_t n0 = di_size(&rec->seqlens_k);
         (void)f0; (void)n0;
@@ -807,7 +808,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 19, -1, "SchedulerOutputs.seqlens_k", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies seqlens_k <= minimum(max_pos, full_len))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* cached: all(0 <= cached <= seqlens_k - seqlens_q) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_CACHED | DI_KEPT_SCHEDULER_OUTPUTS_SEQLENS_K | DI_KEPT_SCHEDULER_OUTPUTS_SEQLENS_Q)) do {
         if (!di_readable(&rec->cached)) continue;
         const int32_t *f0 = rec->cached.data; const int64_t n0 = di_size(&rec->cached);
         (void)f0; (void)n0;
@@ -824,7 +825,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (n0 != n1 || n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 13, 20, -1, "SchedulerOutputs.cached", "all(0 <= cached <= seqlens_k - seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* inflight: all(inflight <= 2) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_INFLIGHT)) do {
         if (!di_readable(&rec->inflight)) continue;
         const uint8_t *f0 = rec->inflight.data; const int64_t n0 = di_size(&rec->inflight);
         (void)f0; (void)n0;
@@ -835,7 +836,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(2)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 14, 21, -1, "SchedulerOutputs.inflight", "all(inflight <= 2)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* full_len: all(full_len >= 1) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_FULL_LEN)) do {
         if (!di_readable(&rec->full_len)) continue;
         const int32_t *f0 = rec->full_len.data; const int64_t n0 = di_size(&rec->full_len);
         (void)f0; (void)n0;
@@ -846,7 +847,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 15, 22, -1, "SchedulerOutputs.full_len", "all(full_len >= 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* is_last_chunk: all(is_last_chunk <= 1) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_IS_LAST_CHUNK)) do {
         if (!di_readable(&rec->is_last_chunk)) continue;
         const uint8_t *f0 = rec->is_last_chunk.data; const int64_t n0 = di_size(&rec->is_last_chunk);
         (void)f0; (void)n0;
@@ -876,7 +877,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1 || di_max(d_N, 0) != n2) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 16, 24, -1, "SchedulerOutputs.is_last_chunk", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies (is_last_chunk == 1) == (seqlens_k == full_len))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* remap: all(-1 <= remap < max_num_seqs) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_REMAP)) do {
         if (!di_readable(&rec->remap)) continue;
         const int32_t *f0 = rec->remap.data; const int64_t n0 = di_size(&rec->remap);
         (void)f0; (void)n0;
@@ -922,7 +923,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
             if (found) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 17, 28, -1, "SchedulerOutputs.remap", "injective(remap)", step_id}, i, 0, true, x); }
     } while (0);
     /* state_slot: all(0 <= state_slot < maximum(num_state_slots, 1)) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_STATE_SLOT)) do {
         if (!di_readable(&rec->state_slot)) continue;
         const int32_t *f0 = rec->state_slot.data; const int64_t n0 = di_size(&rec->state_slot);
         (void)f0; (void)n0;
@@ -946,7 +947,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
             if (found) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 18, 30, -1, "SchedulerOutputs.state_slot", "injective(state_slot - 1)", step_id}, i, 0, true, x); }
     } while (0);
     /* swa_slot: all(0 <= swa_slot < maximum(num_swa_slots, 1)) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_SWA_SLOT)) do {
         if (!di_readable(&rec->swa_slot)) continue;
         const int32_t *f0 = rec->swa_slot.data; const int64_t n0 = di_size(&rec->swa_slot);
         (void)f0; (void)n0;
@@ -970,7 +971,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
             if (found) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 19, 32, -1, "SchedulerOutputs.swa_slot", "injective(swa_slot - 1)", step_id}, i, 0, true, x); }
     } while (0);
     /* draft_read_slot: all(0 <= draft_read_slot <= max_num_seqs) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_DRAFT_READ_SLOT)) do {
         if (!di_readable(&rec->draft_read_slot)) continue;
         const int32_t *f0 = rec->draft_read_slot.data; const int64_t n0 = di_size(&rec->draft_read_slot);
         (void)f0; (void)n0;
@@ -981,7 +982,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 20, 33, -1, "SchedulerOutputs.draft_read_slot", "all(0 <= draft_read_slot <= max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* draft_write_slot: all(0 <= draft_write_slot <= max_num_seqs) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_DRAFT_WRITE_SLOT)) do {
         if (!di_readable(&rec->draft_write_slot)) continue;
         const int32_t *f0 = rec->draft_write_slot.data; const int64_t n0 = di_size(&rec->draft_write_slot);
         (void)f0; (void)n0;
@@ -992,7 +993,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 21, 34, -1, "SchedulerOutputs.draft_write_slot", "all(0 <= draft_write_slot <= max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* swa_valid_start: all(swa_valid_start >= 0) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_SWA_VALID_START)) do {
         if (!di_readable(&rec->swa_valid_start)) continue;
         const int32_t *f0 = rec->swa_valid_start.data; const int64_t n0 = di_size(&rec->swa_valid_start);
         (void)f0; (void)n0;
@@ -1055,7 +1056,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!(((int64_t)f0[at2]) == n1)) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 23, 39, -1, "SchedulerOutputs.bt_offsets", "bt_offsets[-1] == len(bt_ids)", step_id}, -1, 0, true, ((int64_t)f0[at2]));
     } while (0);
     /* bt_ids: all(1 <= bt_ids < NB) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_BT_IDS)) do {
         if (!di_readable(&rec->bt_ids)) continue;
         const int32_t *f0 = rec->bt_ids.data; const int64_t n0 = di_size(&rec->bt_ids);
         (void)f0; (void)n0;
@@ -1066,7 +1067,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->num_blocks)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 24, 40, -1, "SchedulerOutputs.bt_ids", "all(1 <= bt_ids < NB)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* bt_delta: all(1 <= bt_delta[:, 0] <= max_num_seqs) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_BT_DELTA)) do {
         if (!di_readable(&rec->bt_delta)) continue;
         const int32_t *f0 = rec->bt_delta.data; const int64_t n0 = di_size(&rec->bt_delta);
         (void)f0; (void)n0;
@@ -1077,7 +1078,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 0]))) & ((int32_t)(((int64_t)f0[i * 3 + 0])) <= (int32_t)((int64_t)l->max_num_seqs)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 25, 41, -1, "SchedulerOutputs.bt_delta", "all(1 <= bt_delta[:, 0] <= max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 0]));
     } while (0);
     /* bt_delta: all(0 <= bt_delta[:, 1] < MB) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_BT_DELTA)) do {
         if (!di_readable(&rec->bt_delta)) continue;
         const int32_t *f0 = rec->bt_delta.data; const int64_t n0 = di_size(&rec->bt_delta);
         (void)f0; (void)n0;
@@ -1088,7 +1089,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 3 + 1]))) & ((int32_t)(((int64_t)f0[i * 3 + 1])) < (int32_t)((int64_t)l->max_blocks)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 25, 42, -1, "SchedulerOutputs.bt_delta", "all(0 <= bt_delta[:, 1] < MB)", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 1]));
     } while (0);
     /* bt_delta: all(1 <= bt_delta[:, 2] < NB) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_BT_DELTA)) do {
         if (!di_readable(&rec->bt_delta)) continue;
         const int32_t *f0 = rec->bt_delta.data; const int64_t n0 = di_size(&rec->bt_delta);
         (void)f0; (void)n0;
@@ -1099,7 +1100,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 2]))) & ((int32_t)(((int64_t)f0[i * 3 + 2])) < (int32_t)((int64_t)l->num_blocks)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 25, 43, -1, "SchedulerOutputs.bt_delta", "all(1 <= bt_delta[:, 2] < NB)", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 2]));
     } while (0);
     /* zero_slots: all(Pool.SWA <= zero_slots[:, 0] <= Pool.STATE) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_ZERO_SLOTS)) do {
         if (!di_readable(&rec->zero_slots)) continue;
         const int32_t *f0 = rec->zero_slots.data; const int64_t n0 = di_size(&rec->zero_slots);
         (void)f0; (void)n0;
@@ -1110,7 +1111,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!(((int32_t)(INT64_C(2)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & ((int32_t)(((int64_t)f0[i * 2 + 0])) <= (int32_t)(INT64_C(3))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 26, 44, -1, "SchedulerOutputs.zero_slots", "all(Pool.SWA <= zero_slots[:, 0] <= Pool.STATE)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
     } while (0);
     /* zero_slots: all(1 <= zero_slots[:, 1] < where(zero_slots[:, 0] == Pool.SWA, num_swa_slots, num_state_slots)) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_ZERO_SLOTS)) do {
         if (!di_readable(&rec->zero_slots)) continue;
         const int32_t *f0 = rec->zero_slots.data; const int64_t n0 = di_size(&rec->zero_slots);
         (void)f0; (void)n0;
@@ -1120,7 +1121,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & (((int64_t)f0[i * 2 + 1]) < (((int32_t)(((int64_t)f0[i * 2 + 0])) == (int32_t)(INT64_C(2))) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 26, 45, -1, "SchedulerOutputs.zero_slots", "all(1 <= zero_slots[:, 1] < where(zero_slots[:, 0] == Pool.SWA, num_swa_slots, num_state_slots))", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
     } while (0);
     /* clone_slots: all(Pool.SWA <= clone_slots[:, 0] <= Pool.STATE) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_CLONE_SLOTS)) do {
         if (!di_readable(&rec->clone_slots)) continue;
         const int32_t *f0 = rec->clone_slots.data; const int64_t n0 = di_size(&rec->clone_slots);
         (void)f0; (void)n0;
@@ -1131,7 +1132,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!(((int32_t)(INT64_C(2)) <= (int32_t)(((int64_t)f0[i * 3 + 0]))) & ((int32_t)(((int64_t)f0[i * 3 + 0])) <= (int32_t)(INT64_C(3))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 27, 46, -1, "SchedulerOutputs.clone_slots", "all(Pool.SWA <= clone_slots[:, 0] <= Pool.STATE)", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 0]));
     } while (0);
     /* clone_slots: all(1 <= clone_slots[:, 1] < where(clone_slots[:, 0] == Pool.SWA, num_swa_slots, num_state_slots)) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_CLONE_SLOTS)) do {
         if (!di_readable(&rec->clone_slots)) continue;
         const int32_t *f0 = rec->clone_slots.data; const int64_t n0 = di_size(&rec->clone_slots);
         (void)f0; (void)n0;
@@ -1141,7 +1142,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 1]))) & (((int64_t)f0[i * 3 + 1]) < (((int32_t)(((int64_t)f0[i * 3 + 0])) == (int32_t)(INT64_C(2))) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 27, 47, -1, "SchedulerOutputs.clone_slots", "all(1 <= clone_slots[:, 1] < where(clone_slots[:, 0] == Pool.SWA, num_swa_slots, num_state_slots))", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 1]));
     } while (0);
     /* clone_slots: all(1 <= clone_slots[:, 2] < where(clone_slots[:, 0] == Pool.SWA, num_swa_slots, num_state_slots)) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_CLONE_SLOTS)) do {
         if (!di_readable(&rec->clone_slots)) continue;
         const int32_t *f0 = rec->clone_slots.data; const int64_t n0 = di_size(&rec->clone_slots);
         (void)f0; (void)n0;
@@ -1151,7 +1152,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 2]))) & (((int64_t)f0[i * 3 + 2]) < (((int32_t)(((int64_t)f0[i * 3 + 0])) == (int32_t)(INT64_C(2))) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 27, 48, -1, "SchedulerOutputs.clone_slots", "all(1 <= clone_slots[:, 2] < where(clone_slots[:, 0] == Pool.SWA, num_swa_slots, num_state_slots))", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 2]));
     } while (0);
     /* clone_blocks: all(1 <= clone_blocks[:, 0] < NB) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_CLONE_BLOCKS)) do {
         if (!di_readable(&rec->clone_blocks)) continue;
         const int32_t *f0 = rec->clone_blocks.data; const int64_t n0 = di_size(&rec->clone_blocks);
         (void)f0; (void)n0;
@@ -1162,7 +1163,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & ((int32_t)(((int64_t)f0[i * 2 + 0])) < (int32_t)((int64_t)l->num_blocks)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 28, 49, -1, "SchedulerOutputs.clone_blocks", "all(1 <= clone_blocks[:, 0] < NB)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
     } while (0);
     /* clone_blocks: all(0 <= clone_blocks[:, 1] < NB) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_CLONE_BLOCKS)) do {
         if (!di_readable(&rec->clone_blocks)) continue;
         const int32_t *f0 = rec->clone_blocks.data; const int64_t n0 = di_size(&rec->clone_blocks);
         (void)f0; (void)n0;
@@ -1173,7 +1174,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) < (int32_t)((int64_t)l->num_blocks)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 28, 50, -1, "SchedulerOutputs.clone_blocks", "all(0 <= clone_blocks[:, 1] < NB)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
     } while (0);
     /* finished_uid: all(finished_uid != 0) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_FINISHED_UID)) do {
         if (!di_readable(&rec->finished_uid)) continue;
         const uint64_t *f0 = rec->finished_uid.data; const int64_t n0 = di_size(&rec->finished_uid);
         (void)f0; (void)n0;
@@ -1209,7 +1210,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
             if (found) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 29, 53, -1, "SchedulerOutputs.finished_uid", "disjoint(finished_uid, seq_uid)", step_id}, i, 0, true, x); }
     } while (0);
     /* finished_reason: all(finished_reason <= 8) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_FINISHED_REASON)) do {
         if (!di_readable(&rec->finished_reason)) continue;
         const uint8_t *f0 = rec->finished_reason.data; const int64_t n0 = di_size(&rec->finished_reason);
         (void)f0; (void)n0;
@@ -1220,7 +1221,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(8)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 30, 54, -1, "SchedulerOutputs.finished_reason", "all(finished_reason <= 8)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* finished_reason: all(finished_reason != FinishReason.NONE) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_FINISHED_REASON)) do {
         if (!di_readable(&rec->finished_reason)) continue;
         const uint8_t *f0 = rec->finished_reason.data; const int64_t n0 = di_size(&rec->finished_reason);
         (void)f0; (void)n0;
@@ -1230,7 +1231,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 30, 55, -1, "SchedulerOutputs.finished_reason", "all(finished_reason != FinishReason.NONE)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* ignored_uid: all(ignored_uid != 0) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_IGNORED_UID)) do {
         if (!di_readable(&rec->ignored_uid)) continue;
         const uint64_t *f0 = rec->ignored_uid.data; const int64_t n0 = di_size(&rec->ignored_uid);
         (void)f0; (void)n0;
@@ -1266,7 +1267,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
             if (found) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 31, 58, -1, "SchedulerOutputs.ignored_uid", "disjoint(ignored_uid, seq_uid)", step_id}, i, 0, true, x); }
     } while (0);
     /* ignored_reason: all(ignored_reason <= 8) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_IGNORED_REASON)) do {
         if (!di_readable(&rec->ignored_reason)) continue;
         const uint8_t *f0 = rec->ignored_reason.data; const int64_t n0 = di_size(&rec->ignored_reason);
         (void)f0; (void)n0;
@@ -1277,7 +1278,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(8)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 32, 59, -1, "SchedulerOutputs.ignored_reason", "all(ignored_reason <= 8)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* ignored_reason: all(ignored_reason != FinishReason.NONE) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_IGNORED_REASON)) do {
         if (!di_readable(&rec->ignored_reason)) continue;
         const uint8_t *f0 = rec->ignored_reason.data; const int64_t n0 = di_size(&rec->ignored_reason);
         (void)f0; (void)n0;
@@ -1287,7 +1288,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 32, 60, -1, "SchedulerOutputs.ignored_reason", "all(ignored_reason != FinishReason.NONE)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* held_uid: all(held_uid != 0) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_HELD_UID)) do {
         if (!di_readable(&rec->held_uid)) continue;
         const uint64_t *f0 = rec->held_uid.data; const int64_t n0 = di_size(&rec->held_uid);
         (void)f0; (void)n0;
@@ -1323,7 +1324,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
             if (found) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 33, 63, -1, "SchedulerOutputs.held_uid", "disjoint(held_uid, seq_uid)", step_id}, i, 0, true, x); }
     } while (0);
     /* preempted_uid: all(preempted_uid != 0) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_PREEMPTED_UID)) do {
         if (!di_readable(&rec->preempted_uid)) continue;
         const uint64_t *f0 = rec->preempted_uid.data; const int64_t n0 = di_size(&rec->preempted_uid);
         (void)f0; (void)n0;
@@ -1359,7 +1360,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
             if (found) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 34, 66, -1, "SchedulerOutputs.preempted_uid", "disjoint(preempted_uid, seq_uid)", step_id}, i, 0, true, x); }
     } while (0);
     /* hit_tokens: all(hit_tokens >= 0) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_HIT_TOKENS)) do {
         if (!di_readable(&rec->hit_tokens)) continue;
         const int32_t *f0 = rec->hit_tokens.data; const int64_t n0 = di_size(&rec->hit_tokens);
         (void)f0; (void)n0;
@@ -1370,7 +1371,7 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 35, 67, -1, "SchedulerOutputs.hit_tokens", "all(hit_tokens >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* replayed_tokens: all(replayed_tokens >= 0) */
-    do {
+    if (~kept & (DI_KEPT_SCHEDULER_OUTPUTS_REPLAYED_TOKENS)) do {
         if (!di_readable(&rec->replayed_tokens)) continue;
         const int32_t *f0 = rec->replayed_tokens.data; const int64_t n0 = di_size(&rec->replayed_tokens);
         (void)f0; (void)n0;
@@ -1411,6 +1412,11 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
         if (!((int64_t)rec->max_k == di_greatest(f0, n0))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 39, 71, -1, "SchedulerOutputs.max_k", "max_k == max(seqlens_k)", step_id}, -1, 0, true, (int64_t)rec->max_k);
     } while (0);
     return 0;
+}
+
+int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits *l, int level, di_error *error)
+{
+    return di_check_scheduler_outputs_kept(rec, l, level, 0, error);
 }
 
 int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_outputs *step, const di_limits *l, int level, di_error *error)
@@ -5769,9 +5775,10 @@ int di_check_sampler_output(const di_sampler_output *rec, const di_limits *l, in
     return di_check_sampler_output_in(rec, NULL, l, level, error);
 }
 
-int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int level, di_error *error)
+int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int level, uint64_t kept, di_error *error)
 {
     if (level <= DI_LEVEL_OFF) return 0;
+    if (level >= DI_LEVEL_FULL) kept = 0;
     const uint64_t step_id = rec->step_id != 0 ? rec->step_id : l->step_id;
     if (rec->struct_size < sizeof *rec) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 0, -1, -1, "EventBatch.struct_size", "struct_size >= sizeof record", step_id}, -1, 0, true, (int64_t)rec->struct_size);
     if (rec->chain != DI_HASH_EVENT_BATCH) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 1, -1, -1, "EventBatch.chain", "chain of this contract", step_id}, -1, 0, true, (int64_t)rec->chain);
@@ -6021,7 +6028,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         } while (0);
     } while (0);
     /* seq_uid: all(seq_uid != 0) */
-    do {
+    if (~kept & (DI_KEPT_EVENT_BATCH_SEQ_UID)) do {
         if (!di_readable(&rec->seq_uid)) continue;
         const uint64_t *f0 = rec->seq_uid.data; const int64_t n0 = di_size(&rec->seq_uid);
         (void)f0; (void)n0;
@@ -6031,7 +6038,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!(((int64_t)f0[i]) != INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 2, 0, -1, "EventBatch.seq_uid", "all(seq_uid != 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* kind: all(kind <= 4) */
-    do {
+    if (~kept & (DI_KEPT_EVENT_BATCH_KIND)) do {
         if (!di_readable(&rec->kind)) continue;
         const uint8_t *f0 = rec->kind.data; const int64_t n0 = di_size(&rec->kind);
         (void)f0; (void)n0;
@@ -6042,17 +6049,17 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(4)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 3, 1, -1, "EventBatch.kind", "all(kind <= 4)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* flags: all((flags & 3) == flags) */
-    do {
+    if (~kept & (DI_KEPT_EVENT_BATCH_FLAGS)) do {
         if (!di_readable(&rec->flags)) continue;
         const uint16_t *f0 = rec->flags.data; const int64_t n0 = di_size(&rec->flags);
         (void)f0; (void)n0;
         const int64_t first = 0, n = n0; int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= ((((int64_t)f0[i]) & INT64_C(3)) == ((int64_t)f0[i])) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)((((int64_t)f0[i]) & INT64_C(3))) == (int32_t)(((int64_t)f0[i]))) ? 0 : 1;
         if (wrong) for (int64_t i = first; i < n; i++)
-        if (!((((int64_t)f0[i]) & INT64_C(3)) == ((int64_t)f0[i]))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 2, -1, "EventBatch.flags", "all((flags & 3) == flags)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)((((int64_t)f0[i]) & INT64_C(3))) == (int32_t)(((int64_t)f0[i])))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 2, -1, "EventBatch.flags", "all((flags & 3) == flags)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* flags: all(kind == EventKind.FINISH implies (flags & EventFlags.LAST) != 0) */
-    do {
+    if (~kept & (DI_KEPT_EVENT_BATCH_KIND | DI_KEPT_EVENT_BATCH_FLAGS)) do {
         if (!di_readable(&rec->kind)) continue;
         const uint8_t *f0 = rec->kind.data; const int64_t n0 = di_size(&rec->kind);
         (void)f0; (void)n0;
@@ -6060,9 +6067,9 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         const uint16_t *f1 = rec->flags.data; const int64_t n1 = di_size(&rec->flags);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) | ((((int64_t)f1[i]) & INT64_C(1)) != INT64_C(0))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong |= (!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) | ((int32_t)((((int64_t)f1[i]) & INT64_C(1))) != (int32_t)(INT64_C(0)))) ? 0 : 1;
         if (wrong) for (int64_t i = first; i < n; i++)
-        if (!(!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) | ((((int64_t)f1[i]) & INT64_C(1)) != INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 3, -1, "EventBatch.flags", "all(kind == EventKind.FINISH implies (flags & EventFlags.LAST) != 0)", step_id}, i, 0, true, ((int64_t)f1[i]));
+        if (!(!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) | ((int32_t)((((int64_t)f1[i]) & INT64_C(1))) != (int32_t)(INT64_C(0))))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 3, -1, "EventBatch.flags", "all(kind == EventKind.FINISH implies (flags & EventFlags.LAST) != 0)", step_id}, i, 0, true, ((int64_t)f1[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 3, -1, "EventBatch.flags", "all(kind == EventKind.FINISH implies (flags & EventFlags.LAST) != 0)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
     } while (0);
     /* flags: all((shift(flags, 0) & EventFlags.LAST) != 0 implies shift(seq_uid, 0) != seq_uid) */
@@ -6088,13 +6095,13 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         const uint64_t *f1 = rec->seq_uid.data; const int64_t n1 = di_size(&rec->seq_uid);
         (void)f1; (void)n1;
         const int64_t n = di_min(n0, n1); const di_set set = di_set_open(l, n);
-        for (int64_t i = 0; i < n; i++) { const int64_t x = (((((int64_t)f0[i]) & INT64_C(1)) != INT64_C(0)) ? ((int64_t)f1[i]) : INT64_C(-1)); bool found = false; if (x < 0) continue; 
+        for (int64_t i = 0; i < n; i++) { const int64_t x = (((int32_t)((((int64_t)f0[i]) & INT64_C(1))) != (int32_t)(INT64_C(0))) ? ((int64_t)f1[i]) : INT64_C(-1)); bool found = false; if (x < 0) continue; 
             if (set.slots != NULL) found = di_set_find(set, x, true);
-            else for (int64_t k = 0; k < i && !found; k++) found = (((((int64_t)f0[k]) & INT64_C(1)) != INT64_C(0)) ? ((int64_t)f1[k]) : INT64_C(-1)) == x;
+            else for (int64_t k = 0; k < i && !found; k++) found = (((int32_t)((((int64_t)f0[k]) & INT64_C(1))) != (int32_t)(INT64_C(0))) ? ((int64_t)f1[k]) : INT64_C(-1)) == x;
             if (found) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 5, -1, "EventBatch.flags", "injective(where((flags & EventFlags.LAST) != 0, seq_uid, -1))", step_id}, i, 0, true, x); }
     } while (0);
     /* token_id: all(-1 <= token_id < V) */
-    do {
+    if (~kept & (DI_KEPT_EVENT_BATCH_TOKEN_ID)) do {
         if (!di_readable(&rec->token_id)) continue;
         const int32_t *f0 = rec->token_id.data; const int64_t n0 = di_size(&rec->token_id);
         (void)f0; (void)n0;
@@ -6105,7 +6112,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 5, 6, -1, "EventBatch.token_id", "all(-1 <= token_id < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* token_id: all(kind == EventKind.TOKEN implies token_id >= 0) */
-    do {
+    if (~kept & (DI_KEPT_EVENT_BATCH_KIND | DI_KEPT_EVENT_BATCH_TOKEN_ID)) do {
         if (!di_readable(&rec->kind)) continue;
         const uint8_t *f0 = rec->kind.data; const int64_t n0 = di_size(&rec->kind);
         (void)f0; (void)n0;
@@ -6119,7 +6126,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 5, 7, -1, "EventBatch.token_id", "all(kind == EventKind.TOKEN implies token_id >= 0)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
     } while (0);
     /* token_id: all(kind == EventKind.FINISH implies token_id == -1) */
-    do {
+    if (~kept & (DI_KEPT_EVENT_BATCH_KIND | DI_KEPT_EVENT_BATCH_TOKEN_ID)) do {
         if (!di_readable(&rec->kind)) continue;
         const uint8_t *f0 = rec->kind.data; const int64_t n0 = di_size(&rec->kind);
         (void)f0; (void)n0;
@@ -6133,7 +6140,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 5, 8, -1, "EventBatch.token_id", "all(kind == EventKind.FINISH implies token_id == -1)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
     } while (0);
     /* logprob: all(logprob <= 0) */
-    do {
+    if (~kept & (DI_KEPT_EVENT_BATCH_LOGPROB)) do {
         if (!di_readable(&rec->logprob)) continue;
         const float *f0 = rec->logprob.data; const int64_t n0 = di_size(&rec->logprob);
         (void)f0; (void)n0;
@@ -6144,7 +6151,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 6, 9, -1, "EventBatch.logprob", "all(logprob <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* draft_logprob: all(draft_logprob <= 0) */
-    do {
+    if (~kept & (DI_KEPT_EVENT_BATCH_DRAFT_LOGPROB)) do {
         if (!di_readable(&rec->draft_logprob)) continue;
         const float *f0 = rec->draft_logprob.data; const int64_t n0 = di_size(&rec->draft_logprob);
         (void)f0; (void)n0;
@@ -6155,7 +6162,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 7, 10, -1, "EventBatch.draft_logprob", "all(draft_logprob <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* sum_smaller: all(0 <= sum_smaller <= 1.001) */
-    do {
+    if (~kept & (DI_KEPT_EVENT_BATCH_SUM_SMALLER)) do {
         if (!di_readable(&rec->sum_smaller)) continue;
         const float *f0 = rec->sum_smaller.data; const int64_t n0 = di_size(&rec->sum_smaller);
         (void)f0; (void)n0;
@@ -6166,7 +6173,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= 1.001))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 8, 11, -1, "EventBatch.sum_smaller", "all(0 <= sum_smaller <= 1.001)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* output_index: all(output_index >= 0) */
-    do {
+    if (~kept & (DI_KEPT_EVENT_BATCH_OUTPUT_INDEX)) do {
         if (!di_readable(&rec->output_index)) continue;
         const int32_t *f0 = rec->output_index.data; const int64_t n0 = di_size(&rec->output_index);
         (void)f0; (void)n0;
@@ -6177,7 +6184,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 9, 12, -1, "EventBatch.output_index", "all(output_index >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* output_index: all(kind == EventKind.TOKEN implies output_index >= 1) */
-    do {
+    if (~kept & (DI_KEPT_EVENT_BATCH_KIND | DI_KEPT_EVENT_BATCH_OUTPUT_INDEX)) do {
         if (!di_readable(&rec->kind)) continue;
         const uint8_t *f0 = rec->kind.data; const int64_t n0 = di_size(&rec->kind);
         (void)f0; (void)n0;
@@ -6208,7 +6215,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (n0 != n1 || n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 9, 14, -1, "EventBatch.output_index", "all(kind != EventKind.TOKEN or shift(kind, 255) != EventKind.TOKEN or shift(seq_uid, 0) != seq_uid or output_index == shift(output_index, 0) + 1)", step_id}, n, 0, true, (n < n2 ? ((int64_t)f2[n]) : 0));
     } while (0);
     /* prompt_len: all(prompt_len >= 0) */
-    do {
+    if (~kept & (DI_KEPT_EVENT_BATCH_PROMPT_LEN)) do {
         if (!di_readable(&rec->prompt_len)) continue;
         const int32_t *f0 = rec->prompt_len.data; const int64_t n0 = di_size(&rec->prompt_len);
         (void)f0; (void)n0;
@@ -6219,7 +6226,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 10, 15, -1, "EventBatch.prompt_len", "all(prompt_len >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* finish_reason: all(finish_reason <= 8) */
-    do {
+    if (~kept & (DI_KEPT_EVENT_BATCH_FINISH_REASON)) do {
         if (!di_readable(&rec->finish_reason)) continue;
         const uint8_t *f0 = rec->finish_reason.data; const int64_t n0 = di_size(&rec->finish_reason);
         (void)f0; (void)n0;
@@ -6230,7 +6237,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(8)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 11, 16, -1, "EventBatch.finish_reason", "all(finish_reason <= 8)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* finish_reason: all((finish_reason != FinishReason.NONE) == ((flags & EventFlags.LAST) != 0)) */
-    do {
+    if (~kept & (DI_KEPT_EVENT_BATCH_FINISH_REASON | DI_KEPT_EVENT_BATCH_FLAGS)) do {
         if (!di_readable(&rec->finish_reason)) continue;
         const uint8_t *f0 = rec->finish_reason.data; const int64_t n0 = di_size(&rec->finish_reason);
         (void)f0; (void)n0;
@@ -6238,13 +6245,13 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         const uint16_t *f1 = rec->flags.data; const int64_t n1 = di_size(&rec->flags);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) == ((((int64_t)f1[i]) & INT64_C(1)) != INT64_C(0))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) == ((int32_t)((((int64_t)f1[i]) & INT64_C(1))) != (int32_t)(INT64_C(0)))) ? 0 : 1;
         if (wrong) for (int64_t i = first; i < n; i++)
-        if (!(((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) == ((((int64_t)f1[i]) & INT64_C(1)) != INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 11, 17, -1, "EventBatch.finish_reason", "all((finish_reason != FinishReason.NONE) == ((flags & EventFlags.LAST) != 0))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) == ((int32_t)((((int64_t)f1[i]) & INT64_C(1))) != (int32_t)(INT64_C(0))))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 11, 17, -1, "EventBatch.finish_reason", "all((finish_reason != FinishReason.NONE) == ((flags & EventFlags.LAST) != 0))", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 11, 17, -1, "EventBatch.finish_reason", "all((finish_reason != FinishReason.NONE) == ((flags & EventFlags.LAST) != 0))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* drafted: all(drafted >= 0) */
-    do {
+    if (~kept & (DI_KEPT_EVENT_BATCH_DRAFTED)) do {
         if (!di_readable(&rec->drafted)) continue;
         const int16_t *f0 = rec->drafted.data; const int64_t n0 = di_size(&rec->drafted);
         (void)f0; (void)n0;
@@ -6255,7 +6262,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 12, 18, -1, "EventBatch.drafted", "all(drafted >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* accepted: all(0 <= accepted <= drafted) */
-    do {
+    if (~kept & (DI_KEPT_EVENT_BATCH_ACCEPTED | DI_KEPT_EVENT_BATCH_DRAFTED)) do {
         if (!di_readable(&rec->accepted)) continue;
         const int16_t *f0 = rec->accepted.data; const int64_t n0 = di_size(&rec->accepted);
         (void)f0; (void)n0;
@@ -6269,7 +6276,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 13, 19, -1, "EventBatch.accepted", "all(0 <= accepted <= drafted)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* conf_offset: all(conf_offset >= -1) */
-    do {
+    if (~kept & (DI_KEPT_EVENT_BATCH_CONF_OFFSET)) do {
         if (!di_readable(&rec->conf_offset)) continue;
         const int32_t *f0 = rec->conf_offset.data; const int64_t n0 = di_size(&rec->conf_offset);
         (void)f0; (void)n0;
@@ -6294,7 +6301,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!(((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 14, 21, -1, "EventBatch.conf_offset", "all(conf_offset == -1 or conf_offset + K <= len(confidences))", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* top_offset: all(top_offset >= -1) */
-    do {
+    if (~kept & (DI_KEPT_EVENT_BATCH_TOP_OFFSET)) do {
         if (!di_readable(&rec->top_offset)) continue;
         const int32_t *f0 = rec->top_offset.data; const int64_t n0 = di_size(&rec->top_offset);
         (void)f0; (void)n0;
@@ -6323,7 +6330,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 15, 23, -1, "EventBatch.top_offset", "all(top_offset == -1 or top_offset + top_count <= len(top_ids))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* top_count: all(top_count >= 0) */
-    do {
+    if (~kept & (DI_KEPT_EVENT_BATCH_TOP_COUNT)) do {
         if (!di_readable(&rec->top_count)) continue;
         const int16_t *f0 = rec->top_count.data; const int64_t n0 = di_size(&rec->top_count);
         (void)f0; (void)n0;
@@ -6334,7 +6341,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 16, 24, -1, "EventBatch.top_count", "all(top_count >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* top_count: all(top_offset >= 0 or top_count == 0) */
-    do {
+    if (~kept & (DI_KEPT_EVENT_BATCH_TOP_OFFSET | DI_KEPT_EVENT_BATCH_TOP_COUNT)) do {
         if (!di_readable(&rec->top_offset)) continue;
         const int32_t *f0 = rec->top_offset.data; const int64_t n0 = di_size(&rec->top_offset);
         (void)f0; (void)n0;
@@ -6348,7 +6355,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 16, 25, -1, "EventBatch.top_count", "all(top_offset >= 0 or top_count == 0)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
     } while (0);
     /* prompt_lp_offset: all(prompt_lp_offset >= -1) */
-    do {
+    if (~kept & (DI_KEPT_EVENT_BATCH_PROMPT_LP_OFFSET)) do {
         if (!di_readable(&rec->prompt_lp_offset)) continue;
         const int32_t *f0 = rec->prompt_lp_offset.data; const int64_t n0 = di_size(&rec->prompt_lp_offset);
         (void)f0; (void)n0;
@@ -6377,7 +6384,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 17, 27, -1, "EventBatch.prompt_lp_offset", "all(prompt_lp_offset == -1 or prompt_lp_offset + prompt_len <= len(prompt_logprobs))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* confidences: all(0 <= confidences <= 1) */
-    do {
+    if (~kept & (DI_KEPT_EVENT_BATCH_CONFIDENCES)) do {
         if (!di_readable(&rec->confidences)) continue;
         const float *f0 = rec->confidences.data; const int64_t n0 = di_size(&rec->confidences);
         (void)f0; (void)n0;
@@ -6388,7 +6395,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 19, 28, -1, "EventBatch.confidences", "all(0 <= confidences <= 1)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* top_ids: all(0 <= top_ids < V) */
-    do {
+    if (~kept & (DI_KEPT_EVENT_BATCH_TOP_IDS)) do {
         if (!di_readable(&rec->top_ids)) continue;
         const int32_t *f0 = rec->top_ids.data; const int64_t n0 = di_size(&rec->top_ids);
         (void)f0; (void)n0;
@@ -6399,7 +6406,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 20, 29, -1, "EventBatch.top_ids", "all(0 <= top_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* top_logprobs: all(top_logprobs <= 0) */
-    do {
+    if (~kept & (DI_KEPT_EVENT_BATCH_TOP_LOGPROBS)) do {
         if (!di_readable(&rec->top_logprobs)) continue;
         const float *f0 = rec->top_logprobs.data; const int64_t n0 = di_size(&rec->top_logprobs);
         (void)f0; (void)n0;
@@ -6410,7 +6417,7 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 21, 30, -1, "EventBatch.top_logprobs", "all(top_logprobs <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* prompt_logprobs: all(prompt_logprobs <= 0) */
-    do {
+    if (~kept & (DI_KEPT_EVENT_BATCH_PROMPT_LOGPROBS)) do {
         if (!di_readable(&rec->prompt_logprobs)) continue;
         const float *f0 = rec->prompt_logprobs.data; const int64_t n0 = di_size(&rec->prompt_logprobs);
         (void)f0; (void)n0;
@@ -6421,6 +6428,11 @@ int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int leve
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 22, 31, -1, "EventBatch.prompt_logprobs", "all(prompt_logprobs <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     return 0;
+}
+
+int di_check_event_batch(const di_event_batch *rec, const di_limits *l, int level, di_error *error)
+{
+    return di_check_event_batch_kept(rec, l, level, 0, error);
 }
 
 static const uint64_t chain_scheduler_outputs[] = DI_CHAIN_SCHEDULER_OUTPUTS;

@@ -70,7 +70,7 @@ static int offer(di_core *c, di_seq *s)
 /* The prompt's end in a PROMPT engine: its first token tells that the cache can be fetched. */
 static int hand_off(di_core *c, di_seq *s, int32_t e, di_event_arena *a)
 {
-    a->is_plain = 0;
+    di_events_note(a, DI_EVENT_ENDS);
     a->kind[e] = DI_EVENT_PREFILLED;
     return di_transfer_offer(c, s);
 }
@@ -111,7 +111,7 @@ static int append_tokens(di_core *c, di_step *step, int32_t i, const di_tokens *
         if (c->cfg.num_draft > 0) di_append_keep_drafts(c, s, i, t);
         return c->cfg.engine_type == DI_ENGINE_PROMPT ? hand_off(c, s, e, a) : 0;
     }
-    a->is_plain = 0;
+    di_events_note(a, DI_EVENT_ENDS);
     a->flags[e] |= DI_EVENT_FLAG_LAST;
     a->finish_reason[e] = reason;
     return di_core_finish(c, s, reason, 0);
@@ -156,7 +156,9 @@ static int commit_row(di_core *c, di_step *step, int32_t i, const di_tokens *t, 
 static int apply(di_core *c, di_step *step, const di_tokens *t, di_event_arena *a)
 {
     uint64_t overrun = c->count.overrun_rows;
-    if (t->has_extras || t->confidence || step->t > step->n) a->is_plain = 0;
+    if (t->has_extras) di_events_note(a, DI_EVENT_EXTRAS);
+    if (t->confidence) di_events_note(a, DI_EVENT_DRAFTS | DI_KEPT_EVENT_BATCH_CONF_OFFSET);
+    if (step->t > step->n) di_events_note(a, DI_EVENT_DRAFTS);
     int is_quick = di_append_is_possible(c, step, t);
     for (int32_t i = 0; i < step->n; i++) {
         if (is_quick) i = di_append_run(c, step, i, t, a);
@@ -200,7 +202,7 @@ static int commit(di_core *c, uint64_t id, const di_sampler_output *output, di_e
     if (code) return code;
     di_events_flush(c, a);
     di_events_publish(&c->events, a, id, events);
-    return di_check_events(c, id, events);
+    return di_check_events(c, id, a, events);
 }
 
 int di_commit(di_core *c, uint64_t step, const di_sampler_output *output, di_event_batch *events)
@@ -236,7 +238,7 @@ int di_poll_events(di_core *c, di_event_batch *events)
         di_events_flush(c, a);
     }
     di_events_publish(&c->events, a, 0, events);
-    return di_core_leave(c, di_check_events(c, 0, events));
+    return di_core_leave(c, di_check_events(c, 0, a, events));
 }
 
 int di_event_pin(di_core *c, int arena, int pinned)

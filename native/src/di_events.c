@@ -46,21 +46,32 @@ static void free_arena(di_event_arena *a)
     free(a);
 }
 
-/* The columns that are the same for every ordinary token. */
-static void restore_defaults(di_event_arena *a, size_t n)
+/* Give the first n values of columns (DI_EVENT_DEFAULTS) what every ordinary token has there. */
+static void restore_defaults(di_event_arena *a, size_t n, uint64_t columns)
 {
-    memset(a->draft_logprob, 0, n * sizeof *a->draft_logprob);
-    memset(a->sum_smaller, 0, n * sizeof *a->sum_smaller);
-    memset(a->conf_offset, -1, n * sizeof *a->conf_offset);
-    memset(a->top_offset, -1, n * sizeof *a->top_offset);
-    memset(a->prompt_lp_offset, -1, n * sizeof *a->prompt_lp_offset);
-    memset(a->drafted, 0, n * sizeof *a->drafted);
-    memset(a->accepted, 0, n * sizeof *a->accepted);
-    memset(a->top_count, 0, n * sizeof *a->top_count);
-    memset(a->flags, 0, n * sizeof *a->flags);
-    memset(a->kind, DI_EVENT_TOKEN, n);
-    memset(a->finish_reason, DI_FINISH_NONE, n);
-    a->is_plain = 1;
+#define RESTORE(name, field, byte) \
+    do { if (columns & DI_KEPT_EVENT_BATCH_##name) memset(a->field, (byte), n * sizeof *a->field); } while (0)
+    RESTORE(DRAFT_LOGPROB, draft_logprob, 0);
+    RESTORE(SUM_SMALLER, sum_smaller, 0);
+    RESTORE(CONF_OFFSET, conf_offset, -1);
+    RESTORE(TOP_OFFSET, top_offset, -1);
+    RESTORE(PROMPT_LP_OFFSET, prompt_lp_offset, -1);
+    RESTORE(DRAFTED, drafted, 0);
+    RESTORE(ACCEPTED, accepted, 0);
+    RESTORE(TOP_COUNT, top_count, 0);
+    RESTORE(FLAGS, flags, 0);
+    RESTORE(KIND, kind, DI_EVENT_TOKEN);
+    RESTORE(FINISH_REASON, finish_reason, DI_FINISH_NONE);
+#undef RESTORE
+}
+
+uint64_t di_events_kept(const di_event_arena *a) { return a->count <= a->n_known ? a->known & ~a->written : 0; }
+
+void di_events_checked(di_event_arena *a, uint64_t kept)
+{
+    a->known = DI_EVENT_DEFAULTS & ~a->written;
+    /* What was checked now counts for as many events as there are now. */
+    if (a->known & ~kept) a->n_known = a->count;
 }
 
 static di_event_arena *make_arena(const di_events *e)
@@ -77,7 +88,7 @@ static di_event_arena *make_arena(const di_events *e)
     uintptr_t at = ((uintptr_t)a->memory + LINE - 1) / LINE * LINE;
     lay_out(a, n, n_conf, (char *)at);
     a->bytes = bytes;
-    restore_defaults(a, n);
+    restore_defaults(a, n, DI_EVENT_DEFAULTS);
     return a;
 }
 
@@ -175,7 +186,9 @@ void di_events_begin(di_events *e, di_event_arena *a)
 {
     a->generation++;
     a->serial = ++e->serial;
-    if (!a->is_plain) restore_defaults(a, (size_t)a->count);
+    if (a->written) restore_defaults(a, (size_t)a->count, a->written);
+    a->known &= ~a->written;
+    a->written = 0;
     a->count = a->n_conf = a->n_top = 0;
     for (int32_t i = 0; i < e->n_arenas; i++)
         if (e->arenas[i] == a) e->last = i;
@@ -193,7 +206,7 @@ void di_events_wait(di_events *e, di_seq *s)
 void di_events_flush(di_core *c, di_event_arena *a)
 {
     di_events *e = &c->events;
-    if (e->head) a->is_plain = 0;
+    if (e->head) di_events_note(a, DI_EVENT_ENDS);
     while (e->head && a->count + e->head->first_waits < e->capacity) {
         di_seq *s = e->head;
         di_transfer_put_first(a, s);

@@ -11,13 +11,25 @@
 #include "di_arena.h"
 #include "di_seq.h"
 
+/* Columns that differ from event to event only where something special happens, by what writes them. */
+#define DI_EVENT_EXTRAS \
+    (DI_KEPT_EVENT_BATCH_DRAFT_LOGPROB | DI_KEPT_EVENT_BATCH_SUM_SMALLER | DI_KEPT_EVENT_BATCH_TOP_OFFSET | \
+     DI_KEPT_EVENT_BATCH_TOP_COUNT)
+#define DI_EVENT_DRAFTS (DI_KEPT_EVENT_BATCH_FLAGS | DI_KEPT_EVENT_BATCH_DRAFTED | DI_KEPT_EVENT_BATCH_ACCEPTED)
+#define DI_EVENT_ENDS (DI_KEPT_EVENT_BATCH_FLAGS | DI_KEPT_EVENT_BATCH_KIND | DI_KEPT_EVENT_BATCH_FINISH_REASON)
+#define DI_EVENT_DEFAULTS \
+    (DI_EVENT_EXTRAS | DI_EVENT_DRAFTS | DI_EVENT_ENDS | DI_KEPT_EVENT_BATCH_CONF_OFFSET | \
+     DI_KEPT_EVENT_BATCH_PROMPT_LP_OFFSET)
+
 typedef struct di_event_arena {
     uint64_t generation;      /* batches written here */
     uint64_t step_id;         /* of the batch */
     uint64_t serial;          /* order of the last batch over all arenas; 0 = never used */
     int32_t pinned;
     int32_t count, n_conf, n_top;
-    int32_t is_plain;         /* every column that restore_defaults writes holds its default, at every index */
+    uint64_t written;         /* columns of DI_EVENT_DEFAULTS that the batch may have written */
+    uint64_t known;           /* columns of DI_EVENT_DEFAULTS whose first n_known values passed their checks and stay */
+    int32_t n_known;
     uint64_t *seq_uid;
     float *logprob, *draft_logprob, *sum_smaller, *confidences, *top_logprobs;
     int32_t *token_id, *output_index, *prompt_len, *conf_offset, *top_offset, *prompt_lp_offset, *top_ids;
@@ -47,8 +59,13 @@ void di_events_free(di_events *e);
  * DI_E_CAPACITY when the ring has to grow and memory is short. */
 int di_events_reserve(di_events *e, int32_t n_top, di_event_arena **out);
 /* Start a batch in a reserved arena: all columns but seq_uid, token_id, logprob, output_index and prompt_len say what a
- * token without anything special needs. Who writes something else there clears is_plain. */
+ * token without anything special needs. Who writes something else there says so with di_events_note. */
 void di_events_begin(di_events *e, di_event_arena *a);
+static inline void di_events_note(di_event_arena *a, uint64_t columns) { a->written |= columns; }
+/* Columns that need no check again: they hold the defaults that an earlier batch of the arena was checked with. */
+uint64_t di_events_kept(const di_event_arena *a);
+/* The batch was checked, but for those columns. */
+void di_events_checked(di_event_arena *a, uint64_t kept);
 /* Queue the terminal event of a request. */
 void di_events_wait(di_events *e, di_seq *s);
 /* Point the contract record at an arena; a NULL arena makes an empty batch. */

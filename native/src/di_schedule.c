@@ -73,7 +73,7 @@ static int run_pass(di_core *c, int mode, di_scheduler_outputs *out)
         step->is_open = 1;
         c->launched++;
     }
-    return di_check_schedule(c, out);
+    return di_check_schedule(c, step, o, out);
 }
 
 static int check_mode(const di_core *c, int mode)

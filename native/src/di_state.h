@@ -73,6 +73,7 @@ typedef struct di_outputs {
     uint8_t *inflight, *is_last_chunk, *finished_reason, *ignored_reason;
     uint64_t *finished_uid, *ignored_uid, *held_uid, *preempted_uid;
     int32_t n_delta, n_zero, n_finished, n_ignored, n_held, n_preempted, n_clone_slots, n_clone_blocks;
+    int32_t n_checked;            /* rows whose identity and slots passed their checks as they are */
     int32_t csr_rows;             /* rows whose tables are in bt_ids */
     uint64_t csr_changes;         /* table entries made in this core when they were copied */
 } di_outputs;

@@ -9,7 +9,10 @@
  * di_check_<record> validates at a level (enum di_level) and returns 0, or DI_E_CONTRACT with *error filled (which may
  * be NULL). BOUNDARY is O(N + T) and FULL adds uniqueness and recomputation; neither allocates. Uniqueness uses
  * limits->scratch (8-byte aligned; 64 bytes for each element are enough) in O(n); without it, it compares pairs.
- * The _in variants also compare with the SchedulerOutputs of the same step, which may be NULL.
+ * The _in variants also compare with the SchedulerOutputs of the same step, which may be NULL. The _kept variants take
+ * the arrays (DI_KEPT_<RECORD>_<FIELD>, or-ed) whose values passed an earlier check with the same limits, at the
+ * present length or a larger one, and were not written since: rules about single elements of such arrays and of nothing
+ * else are not looked at again. Views, shapes, and at FULL everything, are.
  */
 #ifndef DI_CONTRACTS_H
 #define DI_CONTRACTS_H
@@ -471,6 +474,7 @@ typedef struct di_event_batch {
 } di_event_batch;
 
 int di_check_scheduler_outputs(const di_scheduler_outputs *record, const di_limits *limits, int level, di_error *error);
+int di_check_scheduler_outputs_kept(const di_scheduler_outputs *record, const di_limits *limits, int level, uint64_t kept, di_error *error);
 int di_check_input_metadata(const di_input_metadata *record, const di_limits *limits, int level, di_error *error);
 int di_check_input_metadata_in(const di_input_metadata *record, const di_scheduler_outputs *step, const di_limits *limits, int level, di_error *error);
 int di_check_input_metadata_v41(const di_input_metadata_v41 *record, const di_limits *limits, int level, di_error *error);
@@ -480,8 +484,38 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *record, const di_schedul
 int di_check_sampler_output(const di_sampler_output *record, const di_limits *limits, int level, di_error *error);
 int di_check_sampler_output_in(const di_sampler_output *record, const di_scheduler_outputs *step, const di_limits *limits, int level, di_error *error);
 int di_check_event_batch(const di_event_batch *record, const di_limits *limits, int level, di_error *error);
+int di_check_event_batch_kept(const di_event_batch *record, const di_limits *limits, int level, uint64_t kept, di_error *error);
 const di_contract_info *di_contracts(int *n);
 
+#define DI_KEPT_SCHEDULER_OUTPUTS_SEQ_UID (UINT64_C(1) << 8)
+#define DI_KEPT_SCHEDULER_OUTPUTS_GENERATION (UINT64_C(1) << 9)
+#define DI_KEPT_SCHEDULER_OUTPUTS_ROW_SLOT (UINT64_C(1) << 10)
+#define DI_KEPT_SCHEDULER_OUTPUTS_SEQLENS_Q (UINT64_C(1) << 11)
+#define DI_KEPT_SCHEDULER_OUTPUTS_SEQLENS_K (UINT64_C(1) << 12)
+#define DI_KEPT_SCHEDULER_OUTPUTS_CACHED (UINT64_C(1) << 13)
+#define DI_KEPT_SCHEDULER_OUTPUTS_INFLIGHT (UINT64_C(1) << 14)
+#define DI_KEPT_SCHEDULER_OUTPUTS_FULL_LEN (UINT64_C(1) << 15)
+#define DI_KEPT_SCHEDULER_OUTPUTS_IS_LAST_CHUNK (UINT64_C(1) << 16)
+#define DI_KEPT_SCHEDULER_OUTPUTS_REMAP (UINT64_C(1) << 17)
+#define DI_KEPT_SCHEDULER_OUTPUTS_STATE_SLOT (UINT64_C(1) << 18)
+#define DI_KEPT_SCHEDULER_OUTPUTS_SWA_SLOT (UINT64_C(1) << 19)
+#define DI_KEPT_SCHEDULER_OUTPUTS_DRAFT_READ_SLOT (UINT64_C(1) << 20)
+#define DI_KEPT_SCHEDULER_OUTPUTS_DRAFT_WRITE_SLOT (UINT64_C(1) << 21)
+#define DI_KEPT_SCHEDULER_OUTPUTS_SWA_VALID_START (UINT64_C(1) << 22)
+#define DI_KEPT_SCHEDULER_OUTPUTS_BT_OFFSETS (UINT64_C(1) << 23)
+#define DI_KEPT_SCHEDULER_OUTPUTS_BT_IDS (UINT64_C(1) << 24)
+#define DI_KEPT_SCHEDULER_OUTPUTS_BT_DELTA (UINT64_C(1) << 25)
+#define DI_KEPT_SCHEDULER_OUTPUTS_ZERO_SLOTS (UINT64_C(1) << 26)
+#define DI_KEPT_SCHEDULER_OUTPUTS_CLONE_SLOTS (UINT64_C(1) << 27)
+#define DI_KEPT_SCHEDULER_OUTPUTS_CLONE_BLOCKS (UINT64_C(1) << 28)
+#define DI_KEPT_SCHEDULER_OUTPUTS_FINISHED_UID (UINT64_C(1) << 29)
+#define DI_KEPT_SCHEDULER_OUTPUTS_FINISHED_REASON (UINT64_C(1) << 30)
+#define DI_KEPT_SCHEDULER_OUTPUTS_IGNORED_UID (UINT64_C(1) << 31)
+#define DI_KEPT_SCHEDULER_OUTPUTS_IGNORED_REASON (UINT64_C(1) << 32)
+#define DI_KEPT_SCHEDULER_OUTPUTS_HELD_UID (UINT64_C(1) << 33)
+#define DI_KEPT_SCHEDULER_OUTPUTS_PREEMPTED_UID (UINT64_C(1) << 34)
+#define DI_KEPT_SCHEDULER_OUTPUTS_HIT_TOKENS (UINT64_C(1) << 35)
+#define DI_KEPT_SCHEDULER_OUTPUTS_REPLAYED_TOKENS (UINT64_C(1) << 36)
 #define DI_FIELDS_SCHEDULER_OUTPUTS 44
 #define DI_HASH_SCHEDULER_OUTPUTS UINT64_C(0xb6700cc271609918)
 #define DI_CHAIN_SCHEDULER_OUTPUTS {0x8c4dfce721bf8740u, 0x2a18b939b5758baau, 0x107c6b416ad57dffu, 0xf91234159c36f556u, 0xa0b3e767a39b53cfu, 0x1404e051588ab8ceu, 0xbde9ed22f93c95a2u, 0xf3a15efd314505d0u, 0xa4a72958897391a7u, 0x366b6b17937a6371u, 0xb09c09ceb5e6d7cdu, 0x55b77cc5cd585f0eu, 0x638cce4509ed6de1u, 0xbd24ad8c793b654fu, 0x1d8fc14e0dfd9e7cu, 0xebbcbf9243e65c83u, 0xd5b98d31ca7d2cb6u, 0x9b598b12b1dfa876u, 0x35da061a0146b87bu, 0x44f69ffc2a40c402u, 0x9e7b805d7f868ebau, 0xda00d149d8fd532fu, 0xc28c45929ab95c5du, 0x76cb07b1e5a4c5fdu, 0xa7aa05e4c62ba2a1u, 0x56c09923202cb83du, 0x07b9bc4c8f687d9eu, 0xa35e968543b0fdfbu, 0xc6d31198ee9ac8ffu, 0x1fc04bc1442cafd8u, 0x67842ca4e012ca9eu, 0xc2a7b7288a29070cu, 0xd5f50b6d169a14f2u, 0xda71d7f30cb89a3bu, 0x26e96e9950760af9u, 0x549aebbbdced22d6u, 0xe9a2ac45749fdd7cu, 0x573ed596106f2928u, 0x1243d3b1278d3357u, 0x8756ffe9c8d1a350u, 0x431d131784710c7eu, 0x9474aeb935ecc4e0u, 0xe92a879530137aceu, 0xf24e7adf04156346u, 0xb6700cc271609918u}
@@ -502,6 +536,26 @@ const di_contract_info *di_contracts(int *n);
 #define DI_HASH_SAMPLER_OUTPUT UINT64_C(0x05f9f132bc67f469)
 #define DI_CHAIN_SAMPLER_OUTPUT {0xeba8356fdf8d0492u, 0x868a2fdb1e19dcc8u, 0x04fbcdc979bcccebu, 0x7fc5c6855a484c46u, 0x93950417e9ae616du, 0xef11d93830d09296u, 0xafc0eb45df5e8327u, 0x1aaf5ef6bff414e1u, 0x405757a219ff16fau, 0xd6cb5b60ac12b5b4u, 0x59831b3c65b8135bu, 0x9470f14c98c3b0bau, 0xc23345febad0c79au, 0x267e188bf62fa6b0u, 0x6300fd6a58b2c19fu, 0x4ac730387e391fe1u, 0xc84260d5f8cf8777u, 0xab977f39258fbd3bu, 0xe817cbde94358710u, 0xa37897d8b54fded7u, 0xa0f950102d389d8cu, 0xd248e71d86203869u, 0xf0afbf082b04250eu, 0x18a92e523e23a1dbu, 0x7bb4aff44d7c6fe4u, 0xc78545c6d900baefu, 0xb84586089f1f0d58u, 0x05f9f132bc67f469u}
 
+#define DI_KEPT_EVENT_BATCH_SEQ_UID (UINT64_C(1) << 2)
+#define DI_KEPT_EVENT_BATCH_KIND (UINT64_C(1) << 3)
+#define DI_KEPT_EVENT_BATCH_FLAGS (UINT64_C(1) << 4)
+#define DI_KEPT_EVENT_BATCH_TOKEN_ID (UINT64_C(1) << 5)
+#define DI_KEPT_EVENT_BATCH_LOGPROB (UINT64_C(1) << 6)
+#define DI_KEPT_EVENT_BATCH_DRAFT_LOGPROB (UINT64_C(1) << 7)
+#define DI_KEPT_EVENT_BATCH_SUM_SMALLER (UINT64_C(1) << 8)
+#define DI_KEPT_EVENT_BATCH_OUTPUT_INDEX (UINT64_C(1) << 9)
+#define DI_KEPT_EVENT_BATCH_PROMPT_LEN (UINT64_C(1) << 10)
+#define DI_KEPT_EVENT_BATCH_FINISH_REASON (UINT64_C(1) << 11)
+#define DI_KEPT_EVENT_BATCH_DRAFTED (UINT64_C(1) << 12)
+#define DI_KEPT_EVENT_BATCH_ACCEPTED (UINT64_C(1) << 13)
+#define DI_KEPT_EVENT_BATCH_CONF_OFFSET (UINT64_C(1) << 14)
+#define DI_KEPT_EVENT_BATCH_TOP_OFFSET (UINT64_C(1) << 15)
+#define DI_KEPT_EVENT_BATCH_TOP_COUNT (UINT64_C(1) << 16)
+#define DI_KEPT_EVENT_BATCH_PROMPT_LP_OFFSET (UINT64_C(1) << 17)
+#define DI_KEPT_EVENT_BATCH_CONFIDENCES (UINT64_C(1) << 19)
+#define DI_KEPT_EVENT_BATCH_TOP_IDS (UINT64_C(1) << 20)
+#define DI_KEPT_EVENT_BATCH_TOP_LOGPROBS (UINT64_C(1) << 21)
+#define DI_KEPT_EVENT_BATCH_PROMPT_LOGPROBS (UINT64_C(1) << 22)
 #define DI_FIELDS_EVENT_BATCH 23
 #define DI_HASH_EVENT_BATCH UINT64_C(0xa7716fe282ff4763)
 #define DI_CHAIN_EVENT_BATCH {0xaf290abc0ccd54cdu, 0xf31718e7d0760a77u, 0x98b657b6e44b286du, 0xc6666314a36781eeu, 0xeec52f4c527a08bbu, 0x0e34cde86bce45a3u, 0xa181fe4d5e13550du, 0x7d8a476fdcef06ffu, 0x6b40dd70490fa683u, 0xb3a16b90542ec1c8u, 0x18639456d999752du, 0x0a06a976249f53feu, 0x77c6a2dd465dd9a6u, 0x8eb5a0fe26210c76u, 0xece060f4fc355c7fu, 0x1a37d3e9fef65c97u, 0xe4b981f183579cfeu, 0xcf7498e69b6f52cbu, 0xb53011157f21bd67u, 0x61e6cbec6b1d1cfbu, 0xbef999c6576db5a3u, 0xbd4ccf34cc68dd36u, 0x8319e6950e5206bfu, 0xa7716fe282ff4763u}
