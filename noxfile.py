@@ -105,14 +105,16 @@ def torchless(session: nox.Session) -> None:
     session.install(
         "--no-deps", *built(session, *PLUGINS)
     )  # to be listed, and for the shipped tokenizer; nothing imports them
-    run_tests(session, "-m", "not slow", "contracts/tests", "native/tests", "deepinfer_core/tests")
+    run_tests(session, "-m", "not slow and not compiled", "contracts/tests", "native/tests", "deepinfer_core/tests")
 
 
 @nox.session
 def optimised(session: nox.Session) -> None:
     """The same behaviour under ``python -O``: nothing validates with assert. The nightly adds the numeric suites."""
     install_wheels(session, *TEST_TOOLS)
-    run_tests(session, "-m", "not slow", "-k", "not golden and not invariants", python=("python", "-O"))
+    run_tests(
+        session, "-m", "not slow and not compiled", "-k", "not golden and not invariants", python=("python", "-O")
+    )
 
 
 @nox.session
@@ -136,7 +138,7 @@ def nightly(session: nox.Session) -> None:
     """The long tests: whole perplexity texts, every split, long random schedules; and all others under ``-O``."""
     install_all(session, *TEST_TOOLS)
     run_tests(session, "-m", "slow", "--timeout", "3600")
-    run_tests(session, "-m", "not slow", python=("python", "-O"))
+    run_tests(session, "-m", "not slow and not compiled", python=("python", "-O"))
 
 
 @nox.session

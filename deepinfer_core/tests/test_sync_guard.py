@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import linecache
 import random
 from collections.abc import Iterator
@@ -16,8 +17,10 @@ from deepinfer_core.llm import LLM
 from deepinfer_core.sampling_params import SamplingParams
 
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="backend cpu runs on torch")
 
 
+@needs_torch
 @pytest.mark.parametrize("overlap", [True, False])
 def test_shipped_model_and_sampler_never_wait_for_the_device(overlap: bool) -> None:
     draw = random.Random(3)
@@ -35,6 +38,7 @@ def test_shipped_model_and_sampler_never_wait_for_the_device(overlap: bool) -> N
     assert results[0] == results[1]
 
 
+@needs_torch
 def test_item_in_a_model_on_cpu_is_named_with_file_and_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with LLM(backend="cpu", max_num_seqs=1, sync_guard=True) as llm:
         whole, calls = llm.assembly.model.logits, []

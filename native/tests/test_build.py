@@ -6,6 +6,8 @@ import subprocess
 import pytest
 from c_build import FLAGS, NATIVE, SOURCES, WRAP, link, run
 
+pytestmark = pytest.mark.compiled
+
 STRICT = ["-Wall", "-Wextra", "-Wconversion", "-Werror"]
 UNITS = [NATIVE / "src" / f"di_{name}.c" for name in ("handle", "siphash", "error")]
 

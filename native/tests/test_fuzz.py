@@ -12,6 +12,8 @@ import sys
 import pytest
 from c_build import FLAGS, NATIVE, SOURCES, compile_core, compiler, fuzz_sources, link, run
 
+pytestmark = pytest.mark.compiled
+
 SEED = int(os.environ.get("DEEPINFER_SEED", "20251129"))
 TARGETS = ["fuzz_core", "fuzz_api"]
 REACHED = {

@@ -2,14 +2,13 @@
 
 import gc
 import os
-import shutil
 import sys
 import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
-from c_build import FLAGS, NATIVE, SOURCES, WRAP, run
+from c_build import NATIVE, WRAP, link, run
 from native_driver import VOCAB, small_config
 
 from deepinfer_contracts import SamplerOutput, StepKind
@@ -19,23 +18,23 @@ SEQS = 4
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory):
+def program(core_objects, tmp_path_factory):
     """``steady_program``, its allocator counted."""
-    path = shutil.which("gcc") or shutil.which("clang")
-    if path is None:
-        pytest.skip("no C compiler is installed")
-    out = tmp_path_factory.mktemp("steady") / "steady_program"
+    cc, objects = core_objects
     source = NATIVE / "tests" / "c" / "steady_program.c"
-    run([path, *FLAGS, "-D_DEFAULT_SOURCE", *WRAP, "-O1", *SOURCES, source, "-o", out])
-    return out
+    return link(
+        tmp_path_factory.mktemp("steady") / "steady_program", cc, [source], objects, ["-D_DEFAULT_SOURCE", *WRAP]
+    )
 
 
+@pytest.mark.compiled
 def test_c_steps_allocate_nothing_and_churn_keeps_its_memory(program):
     said = run([program, "100000"]).splitlines()
     assert said[-1] == "ok"
     assert sum(line.startswith("steady: ") for line in said) == 10
 
 
+@pytest.mark.compiled
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_c_churn_of_a_million_steps_keeps_its_memory(program):
@@ -101,9 +100,9 @@ def resident_bytes():
 
 @pytest.mark.parametrize("num_draft", [0, 3])
 def test_python_steady_steps_keep_nothing(num_draft):
-    engine = Engine(num_draft, num_blocks=8200, max_model_len=8000, block_size=8)
+    engine = Engine(num_draft, num_blocks=8200, max_model_len=10_000, block_size=8)
     for n in range(SEQS):
-        engine.core.submit([5] * (6 + n), max_tokens=7900, eos_ids=[1])
+        engine.core.submit([5] * (6 + n), max_tokens=9900, eos_ids=[1])
     # CPython keeps up to 2,000 freed tuples of each length for later; a full collection empties these stores, and the
     # steps of the warm-up fill them.
     gc.collect()
@@ -114,18 +113,24 @@ def test_python_steady_steps_keep_nothing(num_draft):
     try:
         for _ in range(200):
             engine.step()
-        blocks, traced = sys.getallocatedblocks(), tracemalloc.get_traced_memory()[0]
-        for _ in range(1000):
-            rows = engine.step()
-            if rows != SEQS:
-                raise AssertionError(f"a step of {rows} rows")
-        traced, blocks = tracemalloc.get_traced_memory()[0] - traced, sys.getallocatedblocks() - blocks
+        # The interpreter's own stores may still settle in one stretch; what a step keeps shows in each of them.
+        kept = [growth(engine) for _ in range(3)]
     finally:
         tracemalloc.stop()
         gc.enable()
-    # The figures themselves are some small objects. One object a step would be 1,000 blocks.
-    assert traced <= 512, f"{traced} bytes stay after 1,000 steps"
-    assert blocks <= 16, f"{blocks} blocks stay after 1,000 steps"
+    # The figures themselves are some small objects. One object a step would be 500 blocks.
+    assert min(traced for traced, _ in kept) <= 512, kept
+    assert min(blocks for _, blocks in kept) <= 16, kept
+
+
+def growth(engine):
+    """(bytes, blocks) of Python's allocator that stay after 500 steps."""
+    blocks, traced = sys.getallocatedblocks(), tracemalloc.get_traced_memory()[0]
+    for _ in range(500):
+        rows = engine.step()
+        if rows != SEQS:
+            raise AssertionError(f"a step of {rows} rows")
+    return tracemalloc.get_traced_memory()[0] - traced, sys.getallocatedblocks() - blocks
 
 
 def churn(steps):
