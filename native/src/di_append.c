@@ -27,11 +27,12 @@ void di_append_keep_drafts(di_core *c, di_seq *s, int32_t i, const di_tokens *t)
     if (k == 0) return;
     size_t at = (size_t)i * (size_t)k;
     const int32_t *from = t->drafts ? t->drafts + at : NULL;
+    int32_t *drafts = s->drafts;
     if (from && t->are_drafts_tokens)
-        memcpy(s->drafts, from, (size_t)k * sizeof *from);
+        for (int32_t j = 0; j < k; j++) drafts[j] = from[j];     /* a few: a call of memcpy takes longer */
     else
         /* What is no token becomes a pad draft (5.8). */
-        for (int32_t j = 0; from && j < k; j++) s->drafts[j] = (uint32_t)from[j] <= (uint32_t)pad ? from[j] : pad;
+        for (int32_t j = 0; from && j < k; j++) drafts[j] = (uint32_t)from[j] <= (uint32_t)pad ? from[j] : pad;
     if (c->varlen.is_on) di_varlen_keep(c, s, from, t->confidence ? t->confidence + at : NULL);
 }
 
