@@ -268,7 +268,10 @@ class Core(Transfers, Sharing):
         call(step_done, self._core, step_id)
 
     def poll_events(self) -> EventView:
-        """Terminal events that were decided outside a commit."""
+        """Terminal events that were decided outside a commit.
+
+        As many as a batch holds; ``stats().queued_events`` says how many are left for the next call.
+        """
         with self._gate:
             core = self._core
             self._events.sync_pins(core)
