@@ -224,7 +224,7 @@ def test_random_commands_reach_the_rare_transitions():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("seed", range(2, 12))
+@pytest.mark.parametrize("seed", range(2, 5))
 def test_random_commands_keep_every_invariant_for_long(case, seed):
     Storm(seed, **CASES[case]).run(6000)
 
