@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from native_driver import Driver, small_config
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux: the test reads /proc")
 
@@ -24,6 +23,32 @@ while True:
     n += 1
     print(n, flush=True)
     sys.stdin.readline()
+"""
+
+# In a process of its own: it has one thread, so that a fork of it is whole.
+FORKING = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from native_driver import Driver, require, small_config
+driver = Driver(small_config(depth=2))
+for n in range(6):
+    driver.submit([n, 1, 2, 3], max_tokens=20)
+for _ in range(4):
+    driver.step()
+before = driver.core.stats()
+pid = os.fork()
+if pid == 0:
+    try:
+        while driver.core.unfinished:
+            driver.step()
+    finally:
+        os.kill(os.getpid(), signal.SIGKILL)
+_, status = os.waitpid(pid, 0)
+require(os.WTERMSIG(status) == signal.SIGKILL, "the child ended by itself")
+require(driver.core.stats() == before, "the child changed its parent")
+driver.run(check=True)
+driver.require_expected()
+print("ok")
 """
 
 
@@ -59,21 +84,6 @@ def test_killed_engine_process_leaves_no_file_and_no_segment(rounds, tmp_path):
 
 
 def test_killed_fork_of_a_process_does_not_touch_the_core_of_its_parent():
-    driver = Driver(small_config(depth=2))
-    for n in range(6):
-        driver.submit([n, 1, 2, 3], max_tokens=20)
-    for _ in range(4):
-        driver.step()
-    before = driver.core.stats()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            while driver.core.unfinished:
-                driver.step()
-        finally:
-            os.kill(os.getpid(), signal.SIGKILL)
-    _, status = os.waitpid(pid, 0)
-    assert os.WTERMSIG(status) == signal.SIGKILL
-    assert driver.core.stats() == before
-    driver.run(check=True)
-    driver.require_expected()
+    command = [sys.executable, "-c", FORKING, str(Path(__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stdout, done.returncode) == ("ok\n", 0), done.stderr
