@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 from attrs import frozen
@@ -14,39 +14,20 @@ from deepinfer_core.calibration.engine_facts import budget_of
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.engine import Engine
 from deepinfer_core.errors import ConfigError, DeepInferError, EngineError, UnsupportedFeature, UnsupportedOp
-from deepinfer_core.interfaces import Backend, Model, Sampler, StepObserver
+from deepinfer_core.interfaces import Backend, StepObserver
 from deepinfer_core.memory import PoolPlan, plan_pools
 from deepinfer_core.model_length import resolve_max_model_len
 from deepinfer_core.native_core import make_core
+from deepinfer_core.parts import Parts
 from deepinfer_core.pipeline import Machinery, Owners
 from deepinfer_core.pipeline.lengths import CORRECT_LENGTHS, DECODE_METADATA
 from deepinfer_core.pipeline.machinery import FEED_TOKENS
 from deepinfer_core.plugins.failure import blame, exception_text
 from deepinfer_core.prefix import check_prefix_cache, fingerprint
 from deepinfer_core.tokenizer import Tokenizer
-from deepinfer_core.types import CacheSpec, ModelCard, SchedulerHints
+from deepinfer_core.types import SchedulerHints
 
 DEFAULT_BATCHED_TOKENS = 4096
-
-
-class Parts(Protocol):
-    """What this module needs of an assembly."""
-
-    @property
-    def config(self) -> EngineConfig: ...
-    @property
-    def card(self) -> ModelCard: ...
-    @property
-    def backend(self) -> Backend: ...
-    @property
-    def model(self) -> Model: ...
-    @property
-    def cache_specs(self) -> Sequence[CacheSpec]: ...
-    @property
-    def hints(self) -> SchedulerHints: ...
-    @property
-    def owners(self) -> Mapping[str, str]: ...
-    def make_sampler(self, name: str | None, params: Mapping[str, Any], vocab_size: int) -> Sampler: ...
 
 
 @frozen

@@ -14,8 +14,9 @@ from deepinfer_core.runs import Run, Stream
 from deepinfer_core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from deepinfer_core.build import Built, Parts
+    from deepinfer_core.build import Built
     from deepinfer_core.config import EngineConfig
+    from deepinfer_core.parts import Parts
     from deepinfer_core.pipeline import PhaseTimes
     from deepinfer_core.prefix import PrefixCacheReport
     from deepinfer_core.tokenizer import Tokenizer

@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Any
 
 from deepinfer_core.calibration.budget import Measured, TimeBudget, time_budget
 from deepinfer_core.calibration.measure import Run
 from deepinfer_core.calibration.profile import host_facts, model_fingerprint
-from deepinfer_core.config import EngineConfig
-from deepinfer_core.interfaces import Backend, Model, StepObserver
+from deepinfer_core.interfaces import StepObserver
 from deepinfer_core.memory import PoolPlan
+from deepinfer_core.parts import Parts
 from deepinfer_core.tokenizer import Tokenizer
-from deepinfer_core.types import CacheSpec, ModelCard, SchedulerHints
 
 SPEED_SETTINGS = ("numeric_mode", "cache_formats", "num_threads", "device", "sampler", "validation")
 """Settings of the engine that change what a step costs."""
 DISTRIBUTIONS = ("deepinfer-core", "deepinfer-native", "deepinfer-contracts")
-
-
-class Parts(Protocol):
-    """What this module needs of an assembly."""
-
-    @property
-    def config(self) -> EngineConfig: ...
-    @property
-    def card(self) -> ModelCard: ...
-    @property
-    def backend(self) -> Backend: ...
-    @property
-    def model(self) -> Model: ...
-    @property
-    def cache_specs(self) -> Sequence[CacheSpec]: ...
-    @property
-    def hints(self) -> SchedulerHints: ...
-    @property
-    def owners(self) -> Mapping[str, str]: ...
 
 
 def facts_of(parts: Parts, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,30 @@
+"""The parts that an engine is built from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from deepinfer_core.config import EngineConfig
+from deepinfer_core.interfaces import Backend, Model, Sampler
+from deepinfer_core.types import CacheSpec, ModelCard, SchedulerHints
+
+
+class Parts(Protocol):
+    """What an engine is built from, as ``deepinfer_core.assembly.Assembly`` has it."""
+
+    @property
+    def config(self) -> EngineConfig: ...
+    @property
+    def card(self) -> ModelCard: ...
+    @property
+    def backend(self) -> Backend: ...
+    @property
+    def model(self) -> Model: ...
+    @property
+    def cache_specs(self) -> Sequence[CacheSpec]: ...
+    @property
+    def hints(self) -> SchedulerHints: ...
+    @property
+    def owners(self) -> Mapping[str, str]: ...
+    def make_sampler(self, name: str | None, params: Mapping[str, Any], vocab_size: int) -> Sampler: ...
