@@ -23,6 +23,7 @@ from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import CapacityError
 from deepinfer_core.llm import LLM
 from deepinfer_core.outputs import RequestOutput
+from deepinfer_core.plugins.grammars import no_engine
 from deepinfer_core.tokenizer import Tokenizer
 from deepinfer_core.types import CacheLayer, CacheSpec, Capabilities, ModelCard, SchedulerHints
 
@@ -250,7 +251,7 @@ TOY_HINTS = SchedulerHints(
 )
 
 
-TOY_OWNERS = {part: f"toy (acme-{part} 0.1)" for part in ("backend", "model", "sampler")}
+TOY_OWNERS = {part: f"toy (acme-{part} 0.1)" for part in ("backend", "model", "sampler", "grammar")}
 
 
 @define(eq=False)
@@ -268,9 +269,16 @@ class ToyParts:
     )
     hints: SchedulerHints = TOY_HINTS
     owners: Mapping[str, str] = field(factory=lambda: dict(TOY_OWNERS))
+    grammar: Any = None
+    """Makes the grammar engine: gets the tokenizer and the width of the logits. None: none is installed."""
 
     def make_sampler(self, name: str, params: Mapping[str, Any], vocab_size: int) -> Any:
         return self.sampler
+
+    def grammar_engine(self) -> Any:
+        if self.grammar is None:
+            raise no_engine([])
+        return self.grammar
 
 
 def small_pool(blocks: int, seqs: int) -> dict[str, object]:

@@ -67,10 +67,10 @@ def test_resolve_with_an_unknown_variable_warns_with_the_nearest_name():
 
 
 def test_resolve_with_unknown_file_keys_lists_them_all(tmp_path):
-    path = settings_file(tmp_path, "sede = 1\n[plugins]\ndissable = []\n[engine]\nx = 1\n")
+    path = settings_file(tmp_path, "sede = 1\n[plugins]\ndissable = []\n[zzz]\nx = 1\n")
     assert str(refusal(file=path)) == (
         f"E_CONFIG: {path}: unknown settings 'sede' (did you mean 'seed'?), 'plugins.dissable' (did you mean "
-        "'plugins.disable'?), 'engine'\n"
+        "'plugins.disable'?), 'zzz'\n"
         "  reason: a misspelt setting would be ignored without a word\n"
         "  remedy: correct or remove it; deepinfer generate --help lists the settings"
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from deepinfer_core.errors import ConfigError, DeepInferError, ModelAmbiguous, M
 from deepinfer_core.interfaces import Backend, Model, Sampler
 from deepinfer_core.model_card import read_model_card
 from deepinfer_core.model_length import resolve_max_model_len
+from deepinfer_core.parts import MakeGrammarEngine
 from deepinfer_core.plugins.failure import plugin_failure
+from deepinfer_core.plugins.grammars import choose_grammar_engine
 from deepinfer_core.plugins.hooks import Hooks
 from deepinfer_core.plugins.manager import PluginManager, backend_missing
 from deepinfer_core.plugins.registry import PluginRecord
@@ -47,7 +50,7 @@ class Assembly:
     cache_specs: Sequence[CacheSpec]
     hints: SchedulerHints
     owners: dict[str, str] = field(factory=dict)
-    """Part (``backend``, ``model``, ``sampler``) -> the plugin that made it, for the text of a fault."""
+    """Part (``backend``, ``model``, ``sampler``, ``grammar``) -> the plugin that made it, for the text of a fault."""
     _closed: bool = field(default=False, init=False)
 
     def make_sampler(self, name: str | None, params: Mapping[str, Any], vocab_size: int) -> Sampler:
@@ -58,6 +61,16 @@ class Assembly:
         owner = self.manager.require("sampler", name or self.config.sampler)
         self.owners["sampler"] = owner.origin
         return Hooks(self.manager).sampler_create(owner, owner.name, dict(params), vocab_size)
+
+    def grammar_engine(self) -> MakeGrammarEngine:
+        """What makes the grammar engine of the settings. Chooses and loads its plugin, which compiles nothing yet.
+
+        :raises NotSupported: none is installed, or none can be used here.
+        :raises PluginConflict: several can be used, and the settings name none.
+        """
+        owner = choose_grammar_engine(self.manager)
+        self.owners["grammar"] = owner.origin
+        return partial(Hooks(self.manager).grammar_create, owner)
 
     def close(self, reason: str = "closed") -> None:
         """Tell the plugins, then close the backend. Idempotent."""

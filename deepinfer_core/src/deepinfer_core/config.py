@@ -82,6 +82,7 @@ class EngineConfig:
     )
     kv_memory: int = setting(256 << 20, "Memory for the caches, e.g. 512MiB.", kind="size", minimum=1, maximum=2**48)
     sampler: str = setting("canonical", "Sampler plugin.", kind="text")
+    grammar_engine: str = setting("auto", "Grammar engine plugin for structured output, or auto.", kind="text")
     validation: str = setting(
         "boundary", "Checks of contract records.", kind="text", choices=("off", "boundary", "full")
     )

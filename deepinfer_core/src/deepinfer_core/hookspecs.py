@@ -13,7 +13,8 @@ import pluggy
 
 if TYPE_CHECKING:
     from deepinfer_core.config import EngineConfig
-    from deepinfer_core.interfaces import Backend, Model, Sampler
+    from deepinfer_core.interfaces import Backend, GrammarEngine, Model, Sampler
+    from deepinfer_core.tokenizer import Tokenizer
     from deepinfer_core.types import CacheSpec, HostInfo, ModelCard, ModelMatch, ProbeReport, SchedulerHints
 
 PROJECT = "deepinfer"
@@ -114,7 +115,7 @@ def deepinfer_model_create(match: ModelMatch, config: EngineConfig, backend: Bac
     """
 
 
-# --- samplers and scheduling ------------------------------------------------------------------------------------
+# --- samplers, grammars and scheduling ---------------------------------------------------------------------------
 
 
 @hookspec(firstresult=True)
@@ -127,6 +128,26 @@ def deepinfer_sampler_create(name: str, params: Mapping[str, Any], vocab_size: i
     :param params: Parameters of this sampler; empty for its defaults.
     :param vocab_size: Ids that may be chosen (the smaller of model and tokenizer); logits may be wider.
     :returns: The sampler.
+
+    Stops at the first result. Asked only of the plugin that owns ``name``. Since API 1.0.
+    """
+
+
+@hookspec(firstresult=True)
+def deepinfer_grammar_create(
+    name: str, tokenizer: Tokenizer, vocab_size: int, config: EngineConfig
+) -> GrammarEngine | None:
+    """Make the grammar engine called ``name``.
+
+    Called once for each engine, when the first request asks for structured output, in a worker thread of the process
+    that runs the model. Heavy imports belong here, not at module level.
+
+    :param name: The grammar engine's name.
+    :param tokenizer: ``token_bytes`` has the text of each token, ``eos_ids`` the end tokens.
+    :param vocab_size: Width of the masks in tokens, that of the logits. It may be above ``tokenizer.vocab_size``; the
+        ids in between have no text.
+    :param config: All settings, frozen.
+    :returns: The grammar engine.
 
     Stops at the first result. Asked only of the plugin that owns ``name``. Since API 1.0.
     """

@@ -1,4 +1,4 @@
-"""The seams: what a backend, a model and a sampler must offer. The core knows nothing else about them.
+"""The seams: what a backend, a model, a sampler and a grammar engine must offer. The core knows no more about them.
 
 Tensors are opaque here (``Tensor`` is ``Any``): the core moves them between plugins, reads ``len`` and indexes rows,
 and never imports torch.
@@ -16,7 +16,18 @@ from deepinfer_core.types import CacheSpec, Capabilities
 if TYPE_CHECKING:  # numpy comes with the records; a Protocol needs them for type checkers only
     from deepinfer_contracts import InputMetadata, SamplerInputs, SamplerOutput
 
-__all__ = ["Backend", "Caches", "Model", "Sampler", "StepObserver", "Tensor", "build_backend"]
+__all__ = [
+    "Backend",
+    "Caches",
+    "Grammar",
+    "GrammarEngine",
+    "Matcher",
+    "Model",
+    "Sampler",
+    "StepObserver",
+    "Tensor",
+    "build_backend",
+]
 
 Tensor = Any
 Record = TypeVar("Record")
@@ -113,6 +124,58 @@ class Sampler(Protocol):
         (``row_count`` above 1) ``verified_ids``, ``accepted`` and ``draft_ids`` belong to them.
 
         A row that cannot be sampled (NaN, nothing allowed) is reported in ``row_status``; it never raises for it.
+        """
+
+
+@runtime_checkable
+class Matcher(Protocol):
+    """Where one answer is in its grammar, token by token. The engine thread alone uses it, one call at a time.
+
+    The end tokens (``Tokenizer.eos_ids``) are part of every grammar: allowed exactly where the text may end, and
+    nothing is allowed behind one. Tokens without text (special tokens, ids beyond the tokenizer) are never allowed.
+    """
+
+    def accept(self, token: int) -> bool:
+        """Take ``token``, any id below ``vocab_size``. False, and nothing changes, if it is not allowed here."""
+
+    def fill(self, mask: Any) -> None:
+        """Write the tokens that are allowed next, end tokens included, into every word of ``mask``.
+
+        ``mask``: int32 ``[ceil(vocab_size / 32)]``, numpy; bit ``v % 32`` of word ``v // 32``, least significant first,
+        is 1 where token ``v`` is allowed. Not called behind an end token.
+        """
+
+    def rollback(self, n: int) -> None:
+        """Undo the last ``n`` accepted tokens, an end token included: at most draft length + 2, and never too many."""
+
+    def finished(self) -> bool:
+        """Whether an end token was accepted."""
+
+
+@runtime_checkable
+class Grammar(Protocol):
+    """A compiled grammar. It may be shared by many requests, and does not change.
+
+    A grammar may also have ``nbytes``, which is not required: the memory that it holds, for the limit of the cache.
+    """
+
+    def matcher(self) -> Matcher:
+        """A new matcher at the start of the grammar."""
+
+
+@runtime_checkable
+class GrammarEngine(Protocol):
+    """Compiles grammars for one vocabulary."""
+
+    def compile(self, so_args: Mapping[str, Any]) -> Grammar:
+        """Compile ``{"schema_type": ..., "schema": ...}`` (``spec/sampling.md`` 3.1), checked for form and size.
+
+        ``schema_type``: ``json`` (a JSON schema as JSON text), ``regex``, ``ebnf``, ``structural_tag`` (JSON text) or
+        ``json_object`` (any JSON object; the schema is empty). Triggers and bound tokens are the core's business and
+        not in here.
+
+        Called in worker threads, several at a time. Whatever it raises ends only the request that asked, and its text
+        is shown to the caller. A constraint that cannot be enforced is an error, and never left out.
         """
 
 

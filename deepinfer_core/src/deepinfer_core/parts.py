@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from deepinfer_core.config import EngineConfig
-from deepinfer_core.interfaces import Backend, Model, Sampler
+from deepinfer_core.interfaces import Backend, GrammarEngine, Model, Sampler
+from deepinfer_core.tokenizer import Tokenizer
 from deepinfer_core.types import CacheSpec, ModelCard, SchedulerHints
+
+MakeGrammarEngine = Callable[[Tokenizer, int], GrammarEngine]
+"""Makes a grammar engine for a tokenizer and a width of the logits; slow, and called in a worker thread."""
 
 
 class Parts(Protocol):
@@ -28,3 +32,4 @@ class Parts(Protocol):
     @property
     def owners(self) -> Mapping[str, str]: ...
     def make_sampler(self, name: str | None, params: Mapping[str, Any], vocab_size: int) -> Sampler: ...
+    def grammar_engine(self) -> MakeGrammarEngine: ...

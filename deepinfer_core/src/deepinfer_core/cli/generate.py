@@ -46,6 +46,7 @@ SETTINGS = (
     "cache_formats",
     "num_threads",
     "sampler",
+    "grammar_engine",
     "overlap",
     "validation",
     "model_plugin",

@@ -19,6 +19,7 @@ class Owners:
     backend: str = ""
     model: str = ""
     sampler: str = ""
+    grammar: str = ""
 
     def of(self, op: str) -> str:
         """The owner of a call such as ``model.forward``; caches and ops are the backend's, the core has no owner."""

@@ -13,10 +13,11 @@ import attrs
 
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import DeepInferError, HookReturnError, PluginConflict
-from deepinfer_core.interfaces import Backend, Model, Sampler
+from deepinfer_core.interfaces import Backend, GrammarEngine, Model, Sampler
 from deepinfer_core.plugins.failure import plugin_failure
 from deepinfer_core.plugins.manager import PluginManager
 from deepinfer_core.plugins.registry import PluginRecord
+from deepinfer_core.tokenizer import Tokenizer
 from deepinfer_core.types import CacheSpec, ModelCard, ModelMatch, SchedulerHints
 
 T = TypeVar("T")
@@ -57,6 +58,11 @@ class Hooks:
     def sampler_create(self, owner: PluginRecord, name: str, params: Mapping[str, Any], vocab_size: int) -> Sampler:
         result = self._call(owner, "deepinfer_sampler_create", name=name, params=params, vocab_size=vocab_size)
         return expect(result, Sampler, hook="deepinfer_sampler_create", owner=owner)  # type: ignore[type-abstract]
+
+    def grammar_create(self, owner: PluginRecord, tokenizer: Tokenizer, vocab_size: int) -> GrammarEngine:
+        hook, config = "deepinfer_grammar_create", self.manager.config
+        result = self._call(owner, hook, name=owner.name, tokenizer=tokenizer, vocab_size=vocab_size, config=config)
+        return expect(result, GrammarEngine, hook=hook, owner=owner)  # type: ignore[type-abstract]
 
     def scheduler_hints(self, owners: Sequence[PluginRecord], match: ModelMatch, backend: Backend) -> SchedulerHints:
         """The hints of all owners, combined field by field."""

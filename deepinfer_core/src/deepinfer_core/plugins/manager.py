@@ -29,6 +29,7 @@ REQUIRED_HOOKS = {
     "backend": ("deepinfer_backend_create",),
     "model": ("deepinfer_model_match", "deepinfer_cache_specs", "deepinfer_model_create"),
     "sampler": ("deepinfer_sampler_create",),
+    "grammar": ("deepinfer_grammar_create",),
 }
 _CURRENT: ContextVar[tuple[PluginManager, PluginRecord] | None] = ContextVar("deepinfer_plugin", default=None)
 

@@ -47,6 +47,7 @@ FIRST_PARTY = {
     ("backend", "ascend"): "deepinfer-ascend",
     ("model", "deepseek_v41"): "deepinfer-v41",
     ("sampler", "canonical"): "deepinfer-samplers",
+    ("grammar", "xgrammar"): "deepinfer-samplers",
 }
 FIRST_PARTY_DISTRIBUTIONS = frozenset(FIRST_PARTY.values())
 _RESERVED_NAMES = {name for _, name in FIRST_PARTY}
