@@ -266,7 +266,10 @@ def test_failed_prompt_in_text_form_keeps_its_place(run: Run) -> None:
         ),
         (("a", "--regex", "x"), "deepinfer: E_UNSUPPORTED: --regex: this release does not have structured output\n"),
         (("a", "-n", "0"), "deepinfer: E_PARAM: n is 0; allowed: an integer from 1 to 128\n"),
-        (("a", "--draft-tokens", "2"), "deepinfer: E_UNSUPPORTED: --draft-tokens: this release does not have"),
+        (
+            ("a", "--draft-tokens", "2"),
+            "backend: toy (test)\ndeepinfer: E_UNSUPPORTED: draft_tokens is 2, but this model offers no drafts",
+        ),
         (("a", "--ep", "2"), "deepinfer: E_UNSUPPORTED: ep=2 was asked for"),
         ((), "deepinfer: E_USAGE: no prompts were given"),
         (("a", "--format", "jsonl"), "deepinfer: E_USAGE: --format is for a prompts file"),

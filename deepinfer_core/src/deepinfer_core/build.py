@@ -12,6 +12,7 @@ from attrs import frozen
 from deepinfer_core.calibration import check_target
 from deepinfer_core.calibration.engine_facts import budget_of
 from deepinfer_core.config import EngineConfig
+from deepinfer_core.determinism import check_deterministic
 from deepinfer_core.engine import Engine
 from deepinfer_core.errors import ConfigError, DeepInferError, EngineError, UnsupportedFeature, UnsupportedOp
 from deepinfer_core.interfaces import Backend, StepObserver
@@ -24,6 +25,7 @@ from deepinfer_core.pipeline.lengths import CORRECT_LENGTHS, DECODE_METADATA
 from deepinfer_core.pipeline.machinery import FEED_TOKENS
 from deepinfer_core.plugins.failure import blame, exception_text
 from deepinfer_core.prefix import check_prefix_cache, fingerprint
+from deepinfer_core.speculation import check_sampler, draft_length
 from deepinfer_core.tokenizer import Tokenizer
 from deepinfer_core.types import SchedulerHints
 
@@ -52,7 +54,9 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
     TokenizerError.
     """
     config, hints = parts.config, parts.hints
-    _check_overlap(config, parts.backend, hints.num_draft)
+    num_draft = draft_length(config, hints, parts.model)
+    _check_overlap(config, parts.backend, num_draft)
+    check_deterministic(config, hints, parts.backend, num_draft)
     if tokenizer is None:
         tokenizer = Tokenizer.load(parts.card.path, parts.card.config)
     max_model_len = resolve_max_model_len(config, hints)
@@ -70,14 +74,17 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
     if config.target_itl_ms is not None:
         tokens = min(max_model_len, plan.tokens)
         check_target(config.target_itl_ms, chunked_prefill=config.chunked_prefill, max_tokens=tokens)
-    batched = _batched_tokens(config, plan, max_model_len, hints.num_draft)
+    batched = _batched_tokens(config, plan, max_model_len, num_draft)
     vocab_size = hints.vocab_size or parts.model.vocab_size
     with _blaming("backend.alloc_caches", owners):
         caches = parts.backend.alloc_caches(parts.cache_specs, plan.units(parts.cache_specs))
     # Rows of the head beyond the tokenizer have no text and must not be chosen.
     sampled_vocab = min(vocab_size, tokenizer.vocab_size)
-    sampler = parts.make_sampler(config.sampler, {}, sampled_vocab)
+    seen = attrs.evolve(config, max_num_seqs=plan.max_num_seqs)
+    sampler = parts.make_sampler(config.sampler, {}, sampled_vocab, seen)
+    check_sampler(config, sampler, parts.owners.get("sampler", ""))
     settings = _core_settings(config, hints, plan, vocab_size, max_model_len, batched)
+    settings["num_draft"] = num_draft
     if config.prefix_cache:
         check_prefix_cache(hints, block_size=block_size, num_blocks=plan.num_blocks, max_model_len=max_model_len)
         salt = fingerprint(parts.card, parts.cache_specs, config, block_size, parts.backend.name)
@@ -184,7 +191,6 @@ def _core_settings(
         stream_ordered_reuse=hints.stream_ordered_reuse,
         row_order=hints.row_order,
         zero_swa_on_alloc=hints.zero_swa_on_alloc,
-        num_draft=hints.num_draft,
         depth=2 if config.overlap else 1,
         **optional,
     )

@@ -18,7 +18,7 @@ from deepinfer_core.errors import ConfigError, NotSupported
 from deepinfer_core.settings import Setting, did_you_mean, nearest, read_value, setting
 
 if TYPE_CHECKING:  # --help needs the settings, and no record
-    from deepinfer_core.types import ConfigPatch, NumericMode
+    from deepinfer_core.types import ConfigPatch, Determinism, DraftSchedule, NumericMode, Verification, VerifySetting
 
 MAX_FILE_BYTES = 1 << 20
 _ENV_PREFIX = "DEEPINFER_"
@@ -86,6 +86,31 @@ class EngineConfig:
     validation: str = setting(
         "boundary", "Checks of contract records.", kind="text", choices=("off", "boundary", "full")
     )
+    draft_tokens: int = setting(
+        0,
+        "Draft tokens of each sequence in a decode step, at most the model's block; 0: no speculation.",
+        kind="integer",
+        minimum=0,
+        maximum=15,
+    )
+    draft_schedule: DraftSchedule = setting(  # noqa: RUF009 (attrs, not a dataclass)
+        "fixed",
+        "Verify every draft, or as many as confidence and measured step times make worth while.",
+        kind="text",
+        choices=("fixed", "confidence"),
+    )
+    verify: VerifySetting = setting(  # noqa: RUF009
+        "auto",
+        "How drafts are verified; auto: coupled under --deterministic batch, else rejection.",
+        kind="text",
+        choices=("auto", "rejection", "coupled"),
+    )
+    deterministic: Determinism = setting(  # noqa: RUF009
+        "off",
+        "run: the same call of a fresh engine gives the same tokens; batch: and so does any other batch.",
+        kind="text",
+        choices=("off", "run", "batch"),
+    )
     overlap: bool = setting(True, "Launch a step before the one before it is committed.", kind="boolean")
     sync_guard: bool = setting(
         False, "Debugging: a call that waits for the device while a step is launched is an error.", kind="boolean"
@@ -105,6 +130,18 @@ class EngineConfig:
     """Key -> where its value came from; keys that are absent have their default."""
     warnings: tuple[str, ...] = attrs.field(default=(), kw_only=True, eq=False, repr=False)
     """Lines for stderr, each printed once by whoever resolved the settings."""
+
+    @property
+    def verification(self) -> Verification:
+        """How drafts are verified, with ``auto`` resolved."""
+        if self.verify == "auto":
+            return "coupled" if self.deterministic == "batch" else "rejection"
+        return self.verify
+
+    @property
+    def base_seed(self) -> int | None:
+        """What the seeds of requests that bring none are made from: 0 in a deterministic engine without a seed."""
+        return 0 if self.seed is None and self.deterministic != "off" else self.seed
 
     def origin(self, key: str) -> str:
         """``flag``, ``argument``, ``file PATH``, ``environment NAME``, ``plugin NAME (reason)`` or ``default``."""

@@ -119,7 +119,9 @@ def deepinfer_model_create(match: ModelMatch, config: EngineConfig, backend: Bac
 
 
 @hookspec(firstresult=True)
-def deepinfer_sampler_create(name: str, params: Mapping[str, Any], vocab_size: int) -> Sampler | None:
+def deepinfer_sampler_create(
+    name: str, params: Mapping[str, Any], vocab_size: int, config: EngineConfig | None, backend: Backend | None
+) -> Sampler | None:
     """Make the sampler called ``name``.
 
     Called once for each engine and sampler, in the process that runs the model.
@@ -127,6 +129,9 @@ def deepinfer_sampler_create(name: str, params: Mapping[str, Any], vocab_size: i
     :param name: The sampler's name.
     :param params: Parameters of this sampler; empty for its defaults.
     :param vocab_size: Ids that may be chosen (the smaller of model and tokenizer); logits may be wider.
+    :param config: All settings, frozen. ``draft_tokens``, ``verification`` and ``max_num_seqs`` (what one step really
+        takes) say what a sampler that verifies drafts has to keep. None outside an engine: no drafts.
+    :param backend: The backend whose ops the sampler may call. None outside an engine.
     :returns: The sampler.
 
     Stops at the first result. Asked only of the plugin that owns ``name``. Since API 1.0.

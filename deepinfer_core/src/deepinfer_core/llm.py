@@ -138,7 +138,7 @@ class LLM:
             vocab_size=built.vocab_size,
             max_model_len=built.max_model_len,
             window=WINDOW_FACTOR * built.plan.max_num_seqs,
-            seed=self.config.seed,
+            seed=self.config.base_seed,
             streaming=streaming,
             check_prompt=getattr(self.assembly.model, "check_prompt", None),
             is_ready=is_ready,

@@ -14,6 +14,10 @@ if TYPE_CHECKING:  # numpy costs 140 ms, and listing plugins needs none of it
 
 Pool = Literal["main", "index", "swa", "state"]
 NumericMode = Literal["released", "exact"]
+DraftSchedule = Literal["fixed", "confidence"]
+Verification = Literal["rejection", "coupled"]
+VerifySetting = Literal["auto", "rejection", "coupled"]
+Determinism = Literal["off", "run", "batch"]
 
 
 @frozen

@@ -184,14 +184,16 @@ def test_assemble_with_a_missing_backend_says_so_before_the_model(tiny):
 def test_make_sampler_loads_its_plugin_on_first_use(tiny, checkpoint_of):
     source = (
         "from deepinfer_core import hookimpl\nclass S:\n    def sample(self, logits, inputs): return None\n"
-        "@hookimpl\ndef deepinfer_sampler_create(name, params, vocab_size):\n"
-        "    s = S(); s.args = (name, params, vocab_size); return s\n"
+        "@hookimpl\ndef deepinfer_sampler_create(name, params, vocab_size, config, backend):\n"
+        "    s = S(); s.args = (name, params, vocab_size); s.seen = (config, backend); return s\n"
     )
     tiny.add("greedy", source, kind="sampler")
     parts = build(tiny, model=str(checkpoint_of("TinyLM")), sampler="greedy")
     record = parts.manager.registry.find("sampler", "greedy")
     assert record.state == "found"
-    assert parts.make_sampler(None, {"a": 1}, 16).args == ("greedy", {"a": 1}, 16)
+    made = parts.make_sampler(None, {"a": 1}, 16)
+    assert made.args == ("greedy", {"a": 1}, 16)
+    assert made.seen == (parts.config, parts.backend)
     assert record.state == "loaded"
     assert parts.owners == {
         "backend": "cpu (deepinfer-cpu 1.0)",

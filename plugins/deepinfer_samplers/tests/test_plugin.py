@@ -21,6 +21,8 @@ from test_plugin import digest
 print(digest(), sys.flags.optimize)
 """
 
+ALONE = {"config": None, "backend": None}
+
 
 def digest():
     """A fingerprint of tokens, logprobs and a refusal."""
@@ -41,15 +43,15 @@ def digest():
 
 
 def test_hook_canonical_returns_a_sampler():
-    sampler = plugin.deepinfer_sampler_create(name="canonical", params={}, vocab_size=16)
+    sampler = plugin.deepinfer_sampler_create(name="canonical", params={}, vocab_size=16, **ALONE)
     assert isinstance(sampler, Sampler)
     assert sampler.sample(torch.zeros(2, 16), sampler_inputs(2)).row_status.tolist() == [0, 0]
-    assert isinstance(plugin.deepinfer_sampler_create(name="canonical", params=None, vocab_size=16), Sampler)
+    assert isinstance(plugin.deepinfer_sampler_create(name="canonical", params=None, vocab_size=16, **ALONE), Sampler)
 
 
 def test_hook_unknown_parameter_is_refused_by_name():
     with pytest.raises(InvalidParameter) as caught:
-        plugin.deepinfer_sampler_create(name="canonical", params={"tpo_p": 1, "a": 2}, vocab_size=16)
+        plugin.deepinfer_sampler_create(name="canonical", params={"tpo_p": 1, "a": 2}, vocab_size=16, **ALONE)
     assert str(caught.value) == (
         "E_PARAM: sampler 'canonical' takes no parameters, got 'a', 'tpo_p'\n"
         "  reason: temperature, top_p, top_k, min_p and seed belong to each request (SamplingParams)\n"
@@ -60,17 +62,17 @@ def test_hook_unknown_parameter_is_refused_by_name():
 @pytest.mark.parametrize("vocab_size", [0, -1, True, 1.5, None])
 def test_hook_vocabulary_that_is_no_positive_integer_is_refused(vocab_size):
     with pytest.raises(InvalidParameter, match="vocab_size must be an integer of at least 1"):
-        plugin.deepinfer_sampler_create(name="canonical", params={}, vocab_size=vocab_size)
+        plugin.deepinfer_sampler_create(name="canonical", params={}, vocab_size=vocab_size, **ALONE)
 
 
 def test_hook_vocabulary_too_wide_for_exact_mass_is_refused():
     with pytest.raises(NotSupported, match="up to 262144 ids, got 262145"):
-        plugin.deepinfer_sampler_create(name="canonical", params={}, vocab_size=262145)
+        plugin.deepinfer_sampler_create(name="canonical", params={}, vocab_size=262145, **ALONE)
 
 
 def test_hook_other_name_is_refused():
     with pytest.raises(PluginMissing, match="no sampler named 'minp'"):
-        plugin.deepinfer_sampler_create(name="minp", params={}, vocab_size=16)
+        plugin.deepinfer_sampler_create(name="minp", params={}, vocab_size=16, **ALONE)
 
 
 def test_hook_matches_the_hookspecs():

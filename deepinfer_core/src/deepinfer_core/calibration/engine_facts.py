@@ -14,7 +14,16 @@ from deepinfer_core.memory import PoolPlan
 from deepinfer_core.parts import Parts
 from deepinfer_core.tokenizer import Tokenizer
 
-SPEED_SETTINGS = ("numeric_mode", "cache_formats", "num_threads", "device", "sampler", "validation")
+SPEED_SETTINGS = (
+    "numeric_mode",
+    "cache_formats",
+    "num_threads",
+    "device",
+    "sampler",
+    "validation",
+    "verify",
+    "deterministic",
+)
 """Settings of the engine that change what a step costs."""
 DISTRIBUTIONS = ("deepinfer-core", "deepinfer-native", "deepinfer-contracts")
 

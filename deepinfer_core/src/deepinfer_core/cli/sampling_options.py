@@ -39,9 +39,6 @@ ABSENT: dict[str, tuple[str, str]] = {
     "--repetition-penalty": ("penalties", "leave it out"),
     "--presence-penalty": ("penalties", "leave it out"),
     "--frequency-penalty": ("penalties", "leave it out"),
-    "--draft-tokens": ("speculative decoding", "leave it out: each step makes one token per sequence"),
-    "--draft-schedule": ("speculative decoding", "leave it out"),
-    "--verify": ("speculative decoding", "leave it out"),
     "--image": ("image input", "give text prompts"),
     "--chat": ("chat rendering", "render the chat to one string and give that as the prompt"),
 }

@@ -55,8 +55,17 @@ class Hooks:
         result = self._call(owner, "deepinfer_model_create", match=match, config=config, backend=backend)
         return expect(result, Model, hook="deepinfer_model_create", owner=owner)  # type: ignore[type-abstract]
 
-    def sampler_create(self, owner: PluginRecord, name: str, params: Mapping[str, Any], vocab_size: int) -> Sampler:
-        result = self._call(owner, "deepinfer_sampler_create", name=name, params=params, vocab_size=vocab_size)
+    def sampler_create(
+        self,
+        owner: PluginRecord,
+        name: str,
+        params: Mapping[str, Any],
+        vocab_size: int,
+        config: EngineConfig | None = None,
+        backend: Backend | None = None,
+    ) -> Sampler:
+        arguments = {"name": name, "params": params, "vocab_size": vocab_size, "config": config, "backend": backend}
+        result = self._call(owner, "deepinfer_sampler_create", **arguments)
         return expect(result, Sampler, hook="deepinfer_sampler_create", owner=owner)  # type: ignore[type-abstract]
 
     def grammar_create(self, owner: PluginRecord, tokenizer: Tokenizer, vocab_size: int) -> GrammarEngine:

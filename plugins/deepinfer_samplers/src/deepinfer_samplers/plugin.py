@@ -9,13 +9,20 @@ from deepinfer_core import hookimpl
 from deepinfer_core.errors import InvalidParameter, PluginMissing
 
 if TYPE_CHECKING:
-    from deepinfer_core.interfaces import Sampler
+    from deepinfer_core.config import EngineConfig
+    from deepinfer_core.interfaces import Backend, Sampler
 
 NAME = "canonical"
 
 
 @hookimpl
-def deepinfer_sampler_create(name: str, params: Mapping[str, object] | None, vocab_size: int) -> Sampler:
+def deepinfer_sampler_create(
+    name: str,
+    params: Mapping[str, object] | None,
+    vocab_size: int,
+    config: EngineConfig | None,
+    backend: Backend | None,
+) -> Sampler:
     """The sampler ``canonical``, which takes no parameters of its own: all of them belong to the request.
 
     :param vocab_size: Ids ``[0, vocab_size)`` may be chosen; further columns of the logits are padding of the head.
