@@ -19,6 +19,9 @@ if TYPE_CHECKING:  # numpy comes with the records; a Protocol needs them for typ
 __all__ = [
     "Backend",
     "Caches",
+    "DraftBlock",
+    "DraftingModel",
+    "DraftingSampler",
     "Grammar",
     "GrammarEngine",
     "Matcher",
@@ -94,6 +97,8 @@ class Model(Protocol):
     A model may also have ``check_prompt(ids: tuple[int, ...]) -> None``, which is not required of it: the core calls it
     with the token ids of each prompt before the prompt is queued. It raises a DeepInferError (InvalidPrompt,
     NotSupported) for a prompt that the model cannot run; only that prompt ends.
+
+    A model that proposes drafts is a :class:`DraftingModel`.
     """
 
     vocab_size: int
@@ -121,7 +126,8 @@ class Sampler(Protocol):
 
         The arrays that come back are numpy's or tensors of the device; the engine fetches them when the step is
         committed, and the next step reads tokens, drafts and accepted counts on the device before that. With drafts
-        (``row_count`` above 1) ``verified_ids``, ``accepted`` and ``draft_ids`` belong to them.
+        (``row_count`` above 1) ``verified_ids``, ``accepted`` and ``draft_ids`` belong to them; where the model drafts,
+        the sampler is a :class:`DraftingSampler` and leaves ``draft_ids`` to its ``draft``.
 
         A row that cannot be sampled (NaN, nothing allowed) is reported in ``row_status``; it never raises for it.
         """
@@ -176,6 +182,57 @@ class GrammarEngine(Protocol):
 
         Called in worker threads, several at a time. Whatever it raises ends only the request that asked, and its text
         is shown to the caller. A constraint that cannot be enforced is an error, and never left out.
+        """
+
+
+@runtime_checkable
+class DraftBlock(Protocol):
+    """Drafts of one step, one after the other: each depends on the one drawn before it."""
+
+    def step(self, k: int, previous: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Logits f32 ``[N, V]`` of draft ``k`` of each request, and its confidence f32 ``[N]`` in [0, 1] or None.
+
+        Called with k = 0, 1, ... in order. The confidence is the chance that the draft is accepted if all before it
+        are. Nothing may wait for the device.
+
+        :param previous: int ``[N]`` on the device: the token that the step sampled (k = 0), then draft ``k - 1``.
+        """
+
+
+@runtime_checkable
+class DraftingModel(Model, Protocol):
+    """A model with a drafter (``spec/sampling.md`` 4.1), which runs behind the sampling of a step."""
+
+    draft_block: int
+    """Most drafts that it proposes in a step; 0: this checkpoint has no drafter."""
+
+    def draft(
+        self, hidden: Tensor, inputs: InputMetadata, sampled_ids: Tensor, accepted: Tensor | None, caches: Caches
+    ) -> DraftBlock:
+        """Begin the drafts of a step: those for the positions behind the tokens that it sampled.
+
+        Called for every decode step, and for a prefill step in which a prompt ends; what it proposes there for
+        prompts that go on is not read. Nothing may wait for the device.
+
+        :param hidden: What ``forward`` returned, all rows ``[T, D]``.
+        :param inputs: What ``forward`` got.
+        :param sampled_ids: int ``[N]`` on the device; a request without a token has any value there.
+        :param accepted: int ``[N]`` on the device, drafts of each request that the step accepted; None in prefill.
+        """
+
+
+@runtime_checkable
+class DraftingSampler(Sampler, Protocol):
+    """A sampler that draws the drafts of a :class:`DraftingModel`, which are verified in the next step."""
+
+    def draft(
+        self, block: DraftBlock, inputs: SamplerInputs, sampled: SamplerOutput, num_draft: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """Draw ``num_draft`` drafts of each request with its own parameters; called behind ``sample``.
+
+        :param inputs: What ``sample`` got, and ``sampled`` what it returned.
+        :returns: draft ids int ``[N, K]``, -1 for none, and confidences f32 ``[N, K]`` in [0, 1] or None. They belong
+            into ``SamplerOutput``, where the engine puts them.
         """
 
 

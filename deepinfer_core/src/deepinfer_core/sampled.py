@@ -151,6 +151,22 @@ def _array(name: str, values: Any, wanted: str, owner: str, to_host: Callable[[A
             raise wrong_step_return(SAMPLE, owner, got, wanted) from err
 
 
+def device_ready(values: Any) -> Any:
+    """Host values as a contiguous array of a type that a device has; other memory as it is.
+
+    A value that the contract does not know makes the commit fail, after the next step was launched with it; what is
+    uploaded in its place does not matter then.
+    """
+    if not isinstance(values, np.ndarray | list | tuple):
+        return values
+    array = np.asarray(values)
+    if array.dtype.kind in "iub" and array.dtype != np.int32:
+        array = array.astype(np.int32)
+    elif array.dtype.kind not in "iuf":
+        array = np.zeros(array.shape, np.int32)
+    return np.ascontiguousarray(array)
+
+
 def wrong_step_return(op: str, owner: str, got: str, wanted: str) -> HookReturnError:
     """A part of the engine returned something else than its protocol says."""
     return HookReturnError(

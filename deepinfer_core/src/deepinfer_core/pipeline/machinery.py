@@ -37,6 +37,8 @@ class Machinery:
     """Of the native core: sizes that completing the inputs on the device needs."""
     ngram_table: Any = None
     """The compression table of the n-grams, on the device."""
+    drafts: bool = False
+    """The model proposes drafts and the sampler draws them; a sampler may also come with drafts of its own."""
 
     @classmethod
     def of(
@@ -67,6 +69,8 @@ class Machinery:
     def join(self, config: Any) -> None:
         """``config`` is that of the core which schedules the steps."""
         self.core_config = config
+        has_drafter = bool(getattr(self.model, "draft_block", 0))
+        self.drafts = config.num_draft > 0 and has_drafter and hasattr(self.sampler, "draft")
         if config.depth > 1 and config.ngram and config.ngram_table is not None:
             self.ngram_table = self.bound(InputMetadata(input_ids=config.ngram_table)).input_ids
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from time import perf_counter_ns
 from typing import Any
 
-import numpy as np
-
+from deepinfer_core.pipeline.draft import draft
 from deepinfer_core.pipeline.machinery import Machinery
 from deepinfer_core.pipeline.record import StepRecord
 from deepinfer_core.records import SamplerOutput
-from deepinfer_core.sampled import SAMPLE, check_result, wrong_step_return
+from deepinfer_core.sampled import SAMPLE, check_result, device_ready, wrong_step_return
 
 NEEDS_ACCEPTED = "accepted for each request: the next step starts behind what was accepted"
 
@@ -39,30 +38,33 @@ def sample(parts: Machinery, core: Any, record: StepRecord) -> None:
         if record.is_prefill or not is_host:
             with at.call("backend.bind_inputs"):
                 wanted = parts.bound(rows)
-        expected = record.num_tokens
+        expected, ends = record.num_tokens, hidden
         if record.is_prefill:  # in decode every row gets logits
             expected = record.num_reqs
             with at.call("model.forward"):  # whose result cannot be indexed otherwise
-                hidden = hidden[wanted.selected_rows]
+                ends = hidden[wanted.selected_rows]
         t1 = perf_counter_ns()
         with at.call("model.logits"):
-            logits = parts.model.logits(hidden)
+            logits = parts.model.logits(ends)
             at.expect_rows("model.logits", logits, expected)
         t2 = perf_counter_ns()
         with at.call(SAMPLE):
             record.sampled = sampled = parts.sampler.sample(logits, rows if is_host else wanted)
             check_result(sampled, record.num_reqs, owner=at.owners.sampler)
             onward = None
-            if core.config.depth > 1 and not record.is_prefill:  # a prefill step is committed before the next one
+            if parts.drafts or (core.config.depth > 1 and not record.is_prefill):
+                # A prefill step is committed before the next one, which then takes nothing from the device.
                 onward = _for_next_step(sampled)
-                if core.config.num_draft and onward.accepted is None:
+                if core.config.num_draft and onward.accepted is None and not record.is_prefill:
                     got = f"{type(sampled).__name__} without accepted"
                     raise wrong_step_return(SAMPLE, at.owners.sampler, got, NEEDS_ACCEPTED)
         if onward is not None:
             with at.call("backend.bind_inputs"):
                 record.results = parts.bound(onward)
+        t3 = perf_counter_ns()
+        if parts.drafts:
+            draft(parts, record, hidden, rows if is_host else wanted, record.results)
         _mark(parts, record)
-    t3 = perf_counter_ns()
     times.pack += t1 - t0
     times.logits += t2 - t1
     times.sample += t3 - t2
@@ -80,27 +82,11 @@ def _for_next_step(sampled: Any) -> SamplerOutput:
 
     def best(name: str) -> Any:
         on_device = getattr(sampled, f"{name}_device", None)
-        return _plain(getattr(sampled, name, None) if on_device is None else on_device)
+        return device_ready(getattr(sampled, name, None) if on_device is None else on_device)
 
     return SamplerOutput(
         sampled_ids=best("sampled_ids"),
         draft_ids=best("draft_ids"),
         confidence=best("confidence"),
-        accepted=_plain(getattr(sampled, "accepted", None)),
+        accepted=device_ready(getattr(sampled, "accepted", None)),
     )
-
-
-def _plain(values: Any) -> Any:
-    """Host values as a contiguous array of a type that a device has; other memory as it is.
-
-    A value that the contract does not know makes the commit fail, after the next step was launched with it; what is
-    uploaded in its place does not matter then.
-    """
-    if not isinstance(values, np.ndarray | list | tuple):
-        return values
-    array = np.asarray(values)
-    if array.dtype.kind in "iub" and array.dtype != np.int32:
-        array = array.astype(np.int32)
-    elif array.dtype.kind not in "iuf":
-        array = np.zeros(array.shape, np.int32)
-    return np.ascontiguousarray(array)

@@ -10,8 +10,8 @@ class PhaseTimes:
     """Nanoseconds of host time spent in each phase since the start, and what was done in them.
 
     ``wait`` is time in which the host waits for results of the device and copies them; on a backend that computes
-    within the calls, that work is in ``forward``, ``logits`` and ``sample`` instead. ``overlapped_steps`` counts the
-    steps that were launched before the step before them was committed.
+    within the calls, that work is in ``forward``, ``logits``, ``sample`` and ``draft`` instead. ``overlapped_steps``
+    counts the steps that were launched before the step before them was committed.
     """
 
     schedule: int = 0
@@ -21,6 +21,7 @@ class PhaseTimes:
     forward: int = 0
     logits: int = 0
     sample: int = 0
+    draft: int = 0
     wait: int = 0
     commit: int = 0
     emit: int = 0
