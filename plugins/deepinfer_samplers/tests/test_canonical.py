@@ -193,7 +193,7 @@ def test_sample_faulty_rows_are_reported_and_the_others_keep_their_tokens():
     broken[6, 1:] = -np.inf
     for given in ({}, {"top_p": 1.0, "temperature": [1, 0, 1, 0, 1, 0, 1, 1]}):
         out = sample(broken, seed=np.arange(8), sample_pos=5, **given)
-        assert out.row_status.tolist() == [0, 1, 0, 2, 1, 1, 0, 0]
+        assert out.row_status.tolist() == [0, 1, 0, 1, 1, 1, 0, 0]
         for i in (0, 2, 7):
             assert out.sampled_ids[i] == solo[i].sampled_ids[0]
         assert (out.sampled_ids[6], out.sampled_logprob[6]) == (0, 0.0)
@@ -204,7 +204,7 @@ def test_sample_faulty_rows_are_reported_and_the_others_keep_their_tokens():
 @pytest.mark.parametrize("given", [{"temperature": 0.0}, {}, {"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.5}])
 def test_sample_all_rows_faulty_raises_nothing(given):
     rows = [[np.nan] * 4, [-np.inf] * 4, [np.inf] * 4, [np.nan, 1.0, 2.0, 3.0]]
-    assert sample(rows, **given).row_status.tolist() == [1, 2, 2, 1]
+    assert sample(rows, **given).row_status.tolist() == [1, 1, 1, 1]
 
 
 def test_sample_nan_hidden_by_a_mask_is_still_a_fault():
@@ -308,7 +308,7 @@ def test_sample_more_rows_than_a_chunk_equal_the_solo_runs(monkeypatch):
     logits = random_logits(40)
     given = {name: np.array(values * 5, np.uint64 if name == "seed" else None) for name, values in MIXED.items()}
     whole = sample(logits, **given)
-    monkeypatch.setattr("deepinfer_samplers.canonical._CHUNK_ELEMENTS", {"cpu": 900})
+    monkeypatch.setattr("deepinfer_samplers.rows._CHUNK_ELEMENTS", {"cpu": 900})
     assert_equal_output(sample(logits, **given), whole)
 
 
@@ -346,7 +346,6 @@ def test_sample_token_depends_on_seed_and_position_only():
         ("bias", np.array([[0, 1]], np.int32)),
         ("bias_value", np.array([0.5], np.float32)),
         ("prompt_tokens", np.array([3], np.int32)),
-        ("draft_write_slot", np.array([0, 4], np.int32)),
         ("grammar_mask", [np.zeros((1, 1), np.int32)]),
         ("grammar_rows", [np.array([0], np.int32)]),
         ("selected_prompt_rows", np.array([0], np.int32)),
