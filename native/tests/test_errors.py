@@ -596,3 +596,13 @@ def test_output_with_every_field_or_all_but_one_is_shown_whole(left_out):
         struct = writer.fill(SamplerOutput(**{name: np.zeros((n, 2), np.float32) for name in shown}))
         assert [name for name in names if getattr(struct, name).flags] == shown
         assert {getattr(struct, name).shape[0] for name in shown} == {n}
+
+
+def test_output_of_other_lengths_or_dimensions_is_shown_as_it_is():
+    writer = OutputWriter()
+    for shape in [(3,), (5,), (5,), (2, 4), (2, 4), (7, 1), (3,)]:
+        output = SamplerOutput(sampled_ids=np.zeros(shape, np.int32), row_status=np.zeros(shape, np.int8))
+        view = writer.fill(output).sampled_ids
+        assert (view.ndim, tuple(view.shape[0 : view.ndim])) == (len(shape), shape)
+        assert view.stride[view.ndim - 1] == 1
+        assert int(ffi.cast("intptr_t", view.data)) == output.sampled_ids.ctypes.data

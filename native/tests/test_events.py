@@ -78,6 +78,57 @@ def test_release_twice_is_harmless():
         _ = batch.seq_uid
 
 
+def test_column_that_was_read_before_is_stale_with_its_batch():
+    driver = running(depth=1)
+    batch = next_batch(driver)
+    assert batch.output_index.tolist() == [2]
+    for _ in range(2):
+        next_batch(driver)
+    with pytest.raises(StaleBatchError, match="was recycled"):
+        _ = batch.output_index
+
+
+def test_release_of_a_recycled_batch_leaves_the_one_after_it_readable():
+    driver = running(depth=1)
+    old = next_batch(driver)
+    next_batch(driver)
+    new = next_batch(driver)
+    column = new.output_index
+    assert (old.is_stale, new.is_stale) == (True, False)
+    assert old.release()
+    assert new.output_index is column
+    kept = column.tolist()
+    for _ in range(4):
+        next_batch(driver)
+    assert column.tolist() == kept
+
+
+def test_batches_after_a_released_one_are_readable():
+    driver = running(depth=1)
+    for n in range(2, 9):
+        batch = next_batch(driver)
+        assert batch.output_index.tolist() == [n]
+        assert batch.release()
+        del batch
+    assert driver.core.stats().event_ring_grown == 0
+
+
+def test_columns_follow_the_number_of_events():
+    driver = Driver(small_config(num_draft=3), good_drafts=3)
+    for n in range(3):
+        driver.submit([n, 9, 9], max_tokens=12 + 5 * n, stop=())
+    driver.step()
+    counts = set()
+    while driver.core.unfinished:
+        o = driver.schedule()
+        batch = driver.commit()
+        driver.done(o.step_id)
+        counts.add(len(batch))
+        assert {len(getattr(batch, name)) for name in ("seq_uid", "token_id", "accepted")} == {len(batch)}
+        del batch
+    assert len(counts) > 2
+
+
 def test_unknown_field_is_an_attribute_error():
     batch = next_batch(running())
     with pytest.raises(AttributeError, match="no field tokens"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,9 @@ from deepinfer_native.verify import curve_to_c
 from deepinfer_native.views import RecordReader
 
 # What a step calls, looked up once.
-schedule_local, commit_info, step_done = lib.di_schedule_local, lib.di_commit_info, lib.di_step_done
+schedule_local, pack, pack_sampler = lib.di_schedule_local, lib.di_pack, lib.di_pack_sampler
+commit_info, step_done = lib.di_commit_info, lib.di_step_done
+NULL = ffi.NULL
 
 
 @frozen
@@ -57,21 +59,25 @@ class Probe:
 
 
 class Gate:
-    """The structs that calls fill belong to one engine thread at a time; a second one is refused and never waits."""
+    """The structs that calls fill belong to one engine thread at a time; a second one is refused and never waits.
 
-    __slots__ = ("_acquire", "leave")
+    ``with gate``, or, where a step's time counts, ``if not gate.try_enter(False): gate.refuse()``, then `leave`.
+    """
+
+    __slots__ = ("leave", "try_enter")
 
     def __init__(self) -> None:
         lock = threading.Lock()
-        self._acquire = lock.acquire
+        self.try_enter = lock.acquire
         self.leave = lock.release
 
-    def enter(self) -> None:
-        if not self._acquire(False):
-            raise BusyError("another thread is inside an engine call of this core", field="core")
+    @staticmethod
+    def refuse() -> NoReturn:
+        raise BusyError("another thread is inside an engine call of this core", field="core")
 
     def __enter__(self) -> None:
-        self.enter()
+        if not self.try_enter(False):
+            self.refuse()
 
     def __exit__(self, *_: object) -> None:
         self.leave()
@@ -216,31 +222,43 @@ class Core(Transfers, Sharing):
 
         A PROMPT engine makes prefill steps only, a COMPLETION engine decode steps only.
         """
-        self._gate.enter()
+        gate, steps = self._gate, self._steps
+        if not gate.try_enter(False):
+            gate.refuse()
         try:
-            core = self._core
-            code = schedule_local(core, self._steps.struct)
+            core = self._handle or self._core
+            code = schedule_local(core, steps.struct)
             if code:
                 raise last_error(code)
-            return self._steps.read(core)
+            return steps.read(core)
         finally:
-            self._gate.leave()
+            gate.leave()
 
     def pack(self, step_id: int) -> InputMetadata | InputMetadataV41:
         """Inputs of the newest launched step. With drafts in a pipeline they hold what the step before verifies:
         make them before its commit (OrderError)."""
-        with self._gate:
-            core = self._core
-            call(lib.di_pack, core, step_id, self._base)
+        gate = self._gate
+        if not gate.try_enter(False):
+            gate.refuse()
+        try:
+            core = self._handle or self._core
+            call(pack, core, step_id, self._base)
             record: InputMetadata | InputMetadataV41 = self._inputs.read(core)
+        finally:
+            gate.leave()
         return record
 
     def pack_sampler(self, step_id: int) -> SamplerInputs:
         """Sampler inputs of the newest launched step; with drafts in a pipeline after the commit of the step before."""
-        with self._gate:
-            core = self._core
-            call(lib.di_pack_sampler, core, step_id, self._sampler.struct)
+        gate = self._gate
+        if not gate.try_enter(False):
+            gate.refuse()
+        try:
+            core = self._handle or self._core
+            call(pack_sampler, core, step_id, self._sampler.struct)
             return self._sampler.read(core)
+        finally:
+            gate.leave()
 
     def commit(self, step_id: int, output: SamplerOutput | None) -> EventView:
         """Append the tokens of a step and say what happened to its requests.
@@ -248,10 +266,12 @@ class Core(Transfers, Sharing):
         ``output`` may be None if no row of the step ends its prompt. Steps are committed in order (OrderError). A row
         whose ``row_status`` is not OK ends its request with ENGINE. Raises ContractError naming the field.
         """
-        self._gate.enter()
+        gate, events = self._gate, self._events
+        if not gate.try_enter(False):
+            gate.refuse()
         try:
-            struct = ffi.NULL if output is None else self._output.fill(output)
-            core, events = self._core, self._events
+            struct = NULL if output is None else self._output.fill(output)
+            core = self._handle or self._core
             events.sync_pins(core)
             try:
                 code = commit_info(core, step_id, struct, events.batch, events.info)
@@ -261,11 +281,11 @@ class Core(Transfers, Sharing):
                 raise last_error(code)
             return events.view(core)
         finally:
-            self._gate.leave()
+            gate.leave()
 
     def step_done(self, step_id: int) -> None:
         """The device is done with every step up to this one: what they used may be handed out again."""
-        call(step_done, self._core, step_id)
+        call(step_done, self._handle or self._core, step_id)
 
     def poll_events(self) -> EventView:
         """Terminal events that were decided outside a commit.

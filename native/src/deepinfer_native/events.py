@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from struct import Struct
+from sys import getrefcount
 from typing import Any
 
 import numpy as np
@@ -32,19 +32,19 @@ COPIED = ("top_ids", "top_logprobs", "prompt_logprobs")
 class Arena:
     """One arena of the core's ring and the arrays over it.
 
-    Every exported array holds a reference to ``memory`` (numpy keeps the owner of a view as its base), so the reference
-    count of that one object says whether somebody still reads the arena.
+    Every exported array holds a reference to ``memory`` (numpy keeps the owner of a view as its base), so reference
+    counts say whether somebody still reads the arena.
     """
 
     def __init__(self, index: int, data: Any, nbytes: int, owner: object) -> None:
         self.index = index
-        self.generation = 0
-        self.step_id = 0
         self.pinned = False
         self.start = int(ffi.cast("uintptr_t", data))
         self.memory = np.frombuffer(owned_buffer(data, nbytes, owner), np.uint8)
         # A field lies at the same place in every batch: one array for each, to the end of the memory.
         self.whole: dict[str, Array] = {}
+        # Columns that the newest batch keeps, each referred to from here and from that batch.
+        self.shown: list[Array] = []
 
     def array(self, name: str, view: Any) -> Array:
         """The field as the batch ``view`` belongs to has it."""
@@ -60,10 +60,17 @@ class Arena:
         for name in PER_EVENT:
             self.array(name, getattr(batch, name))
 
-    @property
     def is_exported(self) -> bool:
-        """Whether a slice is alive: references besides this object's own, the whole arrays' and the call's argument."""
-        return sys.getrefcount(self.memory) > 2 + len(self.whole)
+        """Whether a slice is alive that is not a column of the newest batch, or such a column is referred to from
+        elsewhere. The references counted besides: this object's own, and the call's argument."""
+        shown = self.shown
+        return getrefcount(self.memory) > 2 + len(self.whole) + len(shown) or (
+            sum(map(getrefcount, shown)) > COLUMN_REFERENCES * len(shown)
+        )
+
+
+# Of a column that nobody else has: as `Arena.is_exported` counts, and that of the batch.
+COLUMN_REFERENCES = sum(map(getrefcount, [np.empty(0)])) + 1
 
 
 class EventRing:
@@ -75,16 +82,17 @@ class EventRing:
         self._unpack = Struct(INFO).unpack_from
         self._buffer = ffi.buffer(self.info)
         self._arenas: dict[int, Arena] = {}
+        self._views: dict[int, EventView] = {}  # the newest batch of each arena
         self._next = -1  # where the next batch goes
         self._pinned = 0
 
     def sync_pins(self, core: Any) -> None:
         """Tell the core which arenas still have arrays alive, before it picks the next one."""
         arena = self._arenas.get(self._next)
-        if not self._pinned and arena is not None and not arena.is_exported:
+        if not self._pinned and arena is not None and not arena.is_exported():
             return  # the usual case: the arena that comes next is read by nobody
         for arena in tuple(self._arenas.values()):
-            exported = arena.is_exported
+            exported = arena.is_exported()
             if exported != arena.pinned:
                 check(lib.di_event_pin(core, arena.index, exported))
                 arena.pinned = exported
@@ -92,36 +100,45 @@ class EventRing:
 
     def view(self, core: Any) -> EventView:
         """The batch that the call which filled ``batch`` and ``info`` made."""
-        index, _, generation, _, nbytes, step_id, count, has_more, self._next = self._unpack(self._buffer)
+        index, _, _, _, nbytes, step_id, count, has_more, self._next = self._unpack(self._buffer)
         if index < 0:
             return EventView(None, 0, self.batch.step_id, None)
+        views = self._views
+        struct = ffi.new("di_event_batch *", self.batch[0]) if has_more else None
+        if index in views and getrefcount(views[index]) == 2:
+            # Nobody has the batch that was here: a batch of as many events shows the same arrays.
+            view = views[index]
+            view._begin(count, step_id, struct)
+            return view
         arena = self._arenas.get(index)
         if arena is None:
             arena = self._arenas[index] = Arena(index, self.info.data, nbytes, core)
             arena.learn(self.batch)
-        arena.generation = generation
-        arena.step_id = step_id
-        return EventView(arena, count, step_id, ffi.new("di_event_batch *", self.batch[0]) if has_more else None)
+        if index in views:
+            views[index]._recycle(step_id)
+        view = views[index] = EventView(arena, count, step_id, struct)
+        return view
 
     def close(self) -> None:
         """Forget every array, so that the core's memory can go."""
         self._arenas.clear()
+        self._views.clear()
 
 
 class EventView:
-    """One batch: the fields of `EventBatch`, each made when it is asked for.
+    """One batch: the fields of `EventBatch`, each made when it is asked for first.
 
     Valid until the arena is used again, ``depth + 1`` batches later; then reading raises StaleBatchError. An arena that
     still has an array alive is not used again: the ring grows instead, so a kept array never changes. `copy` gives a
     record of its own.
     """
 
-    __slots__ = ("_arena", "_generation", "_released", "_struct", "count", "step_id")
+    __slots__ = ("_arena", "_released", "_stale", "_struct", "count", "step_id", *PER_EVENT)
 
     def __init__(self, arena: Arena | None, count: int, step_id: int, struct: Any) -> None:
         self._arena = arena
         self._struct = struct  # the C record, if the batch has more than one entry for each event
-        self._generation = arena.generation if arena is not None else 0
+        self._stale = ""  # why it cannot be read any more
         self._released = False
         self.count: int = count
         self.step_id: int = step_id
@@ -130,31 +147,57 @@ class EventView:
         return self.count
 
     def __getattr__(self, name: str) -> Any:
-        """Fields without an entry for each event; the others are properties."""
+        """A field that was not asked for before."""
         if name not in EventBatch.FIELDS:
             raise AttributeError(f"EventBatch has no field {name}")
-        self._check()
-        if self._struct is None or self._arena is None:
+        if self._stale:
+            raise StaleBatchError(self._stale, contract="EventBatch")
+        arena = self._arena
+        if name in PER_EVENT:
+            column = np.empty(0, PER_EVENT[name]) if arena is None else arena.whole[name][: self.count]
+            setattr(self, name, column)
+            if arena is not None:
+                arena.shown.append(column)
+            return column
+        if self._struct is None or arena is None:
             return None
         view = getattr(self._struct, name)
         if not view.flags & PRESENT:
             return None
-        return copied(view) if name in COPIED else self._arena.array(name, view)
+        return copied(view) if name in COPIED else arena.array(name, view)
+
+    def _begin(self, count: int, step_id: int, struct: Any) -> None:
+        """Become the arena's next batch. Columns of as many events are where they were."""
+        if count != self.count or self._stale:
+            self._forget()
+            self.count = count
+            self._stale = ""
+            self._released = False
+        self.step_id = step_id
+        self._struct = struct
+
+    def _forget(self) -> None:
+        """Drop the columns."""
+        if self._arena is not None:
+            self._arena.shown.clear()
+        for name in PER_EVENT:
+            try:
+                delattr(self, name)
+            except AttributeError:
+                continue  # it was not asked for
+
+    def _recycle(self, step_id: int) -> None:
+        """The arena goes to a later batch while somebody has this one."""
+        self._forget()
+        self._arena = None
+        self._stale = self._stale or (
+            f"batch of step {self.step_id} was recycled at step {step_id}; copy() what must outlive later batches"
+        )
 
     @property
     def is_stale(self) -> bool:
         """Whether the arena went to a later batch, or the batch was released."""
-        return self._released or (self._arena is not None and self._arena.generation != self._generation)
-
-    def _check(self) -> None:
-        if self._released:
-            raise StaleBatchError(f"batch of step {self.step_id} was released", contract="EventBatch")
-        if self._arena is not None and self._arena.generation != self._generation:
-            raise StaleBatchError(
-                f"batch of step {self.step_id} was recycled at step {self._arena.step_id}; "
-                "copy() what must outlive later batches",
-                contract="EventBatch",
-            )
+        return bool(self._stale)
 
     def copy(self) -> EventBatch:
         """The batch as a record with arrays of its own."""
@@ -171,25 +214,11 @@ class EventView:
     def release(self) -> bool:
         """Say that the batch is no longer read. Optional and idempotent; False when it was released already."""
         was = self._released
-        self._released = True
+        if not was:
+            self._forget()
+            self._released = True
+            self._stale = f"batch of step {self.step_id} was released"
         return not was
-
-
-def column(name: str, dtype: np.dtype[Any]) -> property:
-    """A field with one entry for each event: a slice of the arena."""
-
-    def read(self: EventView) -> Array:
-        arena = self._arena
-        if self._released or arena is None or arena.generation != self._generation:
-            self._check()
-            return np.empty(0, dtype)
-        return arena.whole[name][: self.count]
-
-    return property(read)
-
-
-for _name, _dtype in PER_EVENT.items():
-    setattr(EventView, _name, column(_name, _dtype))
 
 
 def copied(view: Any) -> Array:

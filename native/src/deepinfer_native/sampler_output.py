@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -27,17 +28,59 @@ OPTIONAL_ON_HOST = {"accepted"}
 class Place:
     """A field that is shown, and the array that was shown last: one that comes again needs nothing at all."""
 
-    read: Callable[[SamplerOutput], Any]
     view: Any
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     array: Any = ...  # nothing yet
     data: Any = None
 
+    def resize(self, array: Any) -> bool:
+        """Show another length; False if the number of dimensions differs."""
+        if array.ndim != len(self.shape):
+            return False
+        self.shape = array.shape
+        set_shape(self.view, array.shape)
+        return True
+
+
+def set_shape(view: Any, shape: tuple[int, ...]) -> None:
+    """Extents and strides of a contiguous array."""
+    stride = 1
+    for d in range(len(shape) - 1, -1, -1):
+        view.shape[d] = shape[d]
+        view.stride[d] = stride
+        stride *= shape[d]
+
+
+Filler = Callable[[SamplerOutput, list[Place]], bool]
+
+
+@functools.cache
+def filler(shown: tuple[str, ...], absent: tuple[str, ...]) -> Filler:
+    """A function that writes the addresses of the fields ``shown``; False if an output has others, or has one in a
+    form that has to be looked at. Written out, as attrs writes ``__init__``: the loop takes three times as long."""
+    lines = ["def fill(o, places):"]
+    if absent:
+        lines += [f"    if {' or '.join(f'o.{name} is not None' for name in absent)}:", "        return False"]
+    for i, name in enumerate(shown):
+        lines += [
+            f"    a, p = o.{name}, places[{i}]",
+            "    if a is not p.array:",
+            "        if type(a) is not Array or a.dtype is not p.dtype or a.shape != p.shape and not p.resize(a):",
+            "            return False",
+            "        p.view.data = p.data = from_buffer(a)",
+            "        p.array = a",
+        ]
+    lines.append("    return True")
+    made: dict[str, Any] = {"Array": Array, "from_buffer": from_buffer}
+    exec("\n".join(lines), made)
+    function: Filler = made["fill"]
+    return function
+
 
 class OutputWriter:
-    """Fills one struct again and again. A steady step has the same fields with the same shapes as the one before: then
-    only addresses are written. The arrays of an output are kept until the next one."""
+    """Fills one struct again and again. A steady step has the same fields as the one before: then only addresses, and
+    lengths that changed, are written. The arrays of an output are kept until the next one."""
 
     def __init__(self) -> None:
         self.struct = ffi.new("di_sampler_output *")
@@ -48,47 +91,33 @@ class OutputWriter:
         self._read = operator.attrgetter(*self._arrays)
         self._shown: dict[str, tuple[Any, ...]] = {}
         self._places: list[Place] = []  # of what is shown
-        self._absent: Callable[[SamplerOutput], Any] | None = None  # nothing is remembered: show every field
-        self._nothing: Any = ()
+        self._steady: Filler = nothing_is_known
+        self._error = 0.0  # confidence_error, as it is in the struct
         self._keep: list[Any] = []
 
     def fill(self, output: SamplerOutput) -> Any:
         """Returns the struct. Raises ContractError naming the field that is no contiguous host array."""
         if not isinstance(output, SamplerOutput):
             raise ContractError(f"a {type(output).__name__} was given", contract="SamplerOutput")
-        if not self._fill_steady(output):
+        try:
+            is_steady = self._steady(output, self._places)
+        except ValueError:  # not contiguous: named by the long way
+            is_steady = False
+        if not is_steady:
             self._fill_any(output)
-        error = output.confidence_error
-        if error.__class__ is not float or error != 0 or self.struct.confidence_error != 0:
-            try:
-                self.struct.confidence_error = error
-            except TypeError as wrong:
-                raise ContractError(str(wrong), contract="SamplerOutput", field="confidence_error") from wrong
+        if output.confidence_error.__class__ is not float or output.confidence_error != self._error:
+            self._show_error(output.confidence_error)
         return self.struct
 
-    def _fill_steady(self, output: SamplerOutput) -> bool:
-        """Write the addresses if everything else is as in the step before."""
+    def _show_error(self, error: Any) -> None:
         try:
-            if self._absent is None or self._absent(output) != self._nothing:
-                return False
-        except ValueError:  # an array where there was none: its comparison with None has no truth value
-            return False
-        for place in self._places:
-            array = place.read(output)
-            if array is place.array:
-                continue
-            if type(array) is not Array or array.dtype is not place.dtype or array.shape != place.shape:
-                return False
-            try:
-                data = from_buffer(array)
-            except ValueError:  # not contiguous: named by the long way
-                return False
-            place.view.data = data
-            place.array, place.data = array, data
-        return True
+            self.struct.confidence_error = error
+        except TypeError as wrong:
+            raise ContractError(str(wrong), contract="SamplerOutput", field="confidence_error") from wrong
+        self._error = self.struct.confidence_error
 
     def _fill_any(self, output: SamplerOutput) -> None:
-        self._absent = None  # until every field is shown: a refused output leaves some of its own
+        self._steady = nothing_is_known  # until every field is shown: a refused output leaves some of its own
         self._keep.clear()
         for name, array in zip(self._arrays, self._read(output), strict=True):
             if array is None and name not in self._shown:
@@ -103,12 +132,8 @@ class OutputWriter:
 
     def _note(self) -> None:
         """Remember what this step shows."""
-        self._places = [Place(operator.attrgetter(n), self._views[n], *self._shown[n]) for n in self._shown]
-        # The getter of one name gives a value and not a tuple, and none of no name exists: one is asked for twice.
-        absent = [n for n in self._arrays if n not in self._shown]
-        if absent:
-            names = absent * 2 if len(absent) == 1 else absent
-            self._absent, self._nothing = operator.attrgetter(*names), (None,) * len(names)
+        self._places = [Place(self._views[n], *self._shown[n]) for n in self._shown]
+        self._steady = filler(tuple(self._shown), tuple(n for n in self._arrays if n not in self._shown))
 
     def _show(self, name: str, view: Any, array: Any) -> None:
         if not isinstance(array, np.ndarray) or array.dtype not in CODES or not 1 <= array.ndim <= 4:
@@ -125,10 +150,11 @@ class OutputWriter:
         self._shown[name] = (array.dtype, array.shape)
         view.dtype = CODES[array.dtype]
         view.ndim = array.ndim
-        stride = 1
-        for d in range(array.ndim - 1, -1, -1):
-            view.shape[d] = array.shape[d]
-            view.stride[d] = stride
-            stride *= array.shape[d]
+        set_shape(view, array.shape)
         view.space = int(Space.HOST)
         view.flags = int(ViewFlags.PRESENT)
+
+
+def nothing_is_known(output: SamplerOutput, places: list[Place]) -> bool:
+    """A `Filler`: every field has to be shown."""
+    return False
