@@ -133,7 +133,8 @@ def test_library_with_another_field_is_refused_by_name(c_checks: CLibrary) -> No
 def test_library_with_fewer_fields_is_refused(c_checks: CLibrary) -> None:
     info = CONTRACTS["SamplerInputs"]
     longer = rebuilt(info, [*info.fields, ("extra", "i32[N]")])
-    with pytest.raises(ContractMismatch, match="SamplerInputs: 28 fields are needed, 27 are shared"):
+    n = len(longer.fields)
+    with pytest.raises(ContractMismatch, match=f"SamplerInputs: {n} fields are needed, {n - 1} are shared"):
         verify(c_checks.ffi, c_checks.lib, ours={info.name: longer})
 
 

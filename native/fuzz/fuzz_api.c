@@ -96,8 +96,9 @@ static void submit(api *a, script *s)
     int64_t x = api_wild(s);
     float odd[] = {NAN, INFINITY, -1, 0, 3};
     float f = odd[take(s) % 5];
+    float bias[4] = {1, -1, 100, f};
     int is_null = 0;
-    switch (take(s) % 24) {
+    switch (take(s) % 32) {
     case 0: r.struct_size = (uint32_t)x; break;
     case 1: r.num_prompt = x > 0 ? 0 : (int32_t)x; break;
     case 2: r.prompt = NULL; break;
@@ -120,6 +121,12 @@ static void submit(api *a, script *s)
     case 19: prompt[0] = (int32_t)x; break;
     case 20: few[0] = (int32_t)x; break;
     case 21: is_null = 1 + take(s) % 3; break;
+    case 22: r.num_bias = x > 4 && x <= 1024 ? -1 : (int32_t)x; r.bias_ids = few; r.bias_values = bias; break;
+    case 23: r.num_bias = 2; r.bias_ids = take(s) & 1 ? few : NULL; break;
+    case 24: r.num_bias = 2; r.bias_ids = few; r.bias_values = bias; few[1] = (int32_t)x; break;
+    case 25: r.top_logprobs = (int32_t)x; break;
+    case 26: r.logprobs_raw = (int32_t)x; break;
+    case 27: r.prompt_logprobs = (int32_t)x; break;
     default: break;
     }
     int64_t live = 0;

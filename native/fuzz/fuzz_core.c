@@ -17,6 +17,7 @@ typedef struct fuzzed {
     di_config config;
     uint64_t launched, committed, done, last_uid;
     int32_t n[3], t[3], kind[3];        /* shape of open steps, by step id modulo 3 */
+    int32_t n_prompt[3];                /* prompt log-probabilities that they ask for */
     uint64_t pin;                       /* the one external pin, 0 = none */
     int32_t tokens[MAX_UID], ends[MAX_UID];
     uint64_t handles[MAX_HANDLES];      /* the newest reservations, by turns; used ones must be stale */
@@ -75,6 +76,14 @@ static void submit(fuzzed *f, script *s)
                     .max_tokens = 1 + 2 * (b & 31), .min_tokens = b >> 6, .num_stop = (a & b & 32) != 0, .stop_ids = &stop,
                     .priority = (a >> 6) - 1, .top_k = -1, .temperature = 1, .top_p = 1, .repetition_penalty = 1,
                     .prefix_lookup = a % 8 != 0};
+    /* What only some requests ask of the sampler, from bytes that were read already. */
+    int32_t biased[] = {stop, VOCAB - 1}, wants = a ^ b * 5;
+    float bias[] = {-100, 0.5F};
+    if (wants & 1) r.frequency_penalty = 1;
+    if (wants & 2) r.bias_ids = biased, r.bias_values = bias, r.num_bias = 2;
+    if (wants & 4) r.top_logprobs = 3, r.logprobs_raw = 1;
+    if (wants & 8 && !f->config.replay_keep && f->config.engine_type != DI_ENGINE_COMPLETION)
+        r.prompt_logprobs = 1, r.prefix_lookup = 0;
     int64_t live = 0;
     REQUIRE(di_unfinished(f->core, &live) == 0);
     if (f->last_uid + 1 >= MAX_UID || live >= 2 * MAX_SEQS) return;
@@ -112,9 +121,11 @@ static void schedule(fuzzed *f, script *s)
     f->n[f->launched % 3] = o.num_reqs;
     f->t[f->launched % 3] = o.num_batched_tokens;
     f->kind[f->launched % 3] = o.kind;
+    f->n_prompt[f->launched % 3] = 0;
     REQUIRE(di_pack(f->core, o.step_id, &m.base) == 0);
     code = di_pack_sampler(f->core, o.step_id, &in);
     REQUIRE(code == 0 || (code == DI_E_ORDER && f->config.num_draft > 0 && f->launched - f->committed == 2));
+    if (!code && in.prompt_tokens.data) f->n_prompt[f->launched % 3] = (int32_t)in.prompt_tokens.shape[0];
 }
 
 static void follow(fuzzed *f, const di_event_batch *e)
@@ -158,7 +169,7 @@ static void commit(fuzzed *f, script *s)
 {
     static di_event_batch e;
     int32_t ids[MAX_SEQS], verified[MAX_TOKENS], drafts[MAX_SEQS * MAX_Q], accepted[MAX_SEQS];
-    float logprob[MAX_SEQS] = {0};
+    float logprob[MAX_SEQS] = {0}, prompt[MAX_TOKENS] = {0};
     int8_t status[MAX_SEQS] = {0};
     uint64_t step = f->committed + 1;
     int32_t n = f->n[step % 3], t = f->t[step % 3], k = f->config.num_draft, q = k + 1;
@@ -181,6 +192,7 @@ static void commit(fuzzed *f, script *s)
                              .sampled_ids = view(ids, DI_DTYPE_I32, n, 0),
                              .sampled_logprob = view(logprob, DI_DTYPE_F32, n, 0),
                              .row_status = view(status, DI_DTYPE_I8, n, 0)};
+    if (f->n_prompt[step % 3]) out.prompt_logprobs = view(prompt, DI_DTYPE_F32, f->n_prompt[step % 3], 0);
     if (k) out.draft_ids = view(drafts, DI_DTYPE_I32, n, k);
     if (k && is_decode) {
         out.verified_ids = view(verified, DI_DTYPE_I32, t, 0);

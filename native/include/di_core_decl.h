@@ -105,6 +105,13 @@ typedef struct di_request {
     float frequency_penalty;        /* [-2, 2]; 0 */
     uint64_t seed;
     int32_t prefix_lookup;          /* 1: use cached blocks of an equal prefix, 0: compute everything */
+    int32_t num_bias;               /* <= 1024 */
+    const int32_t *bias_ids;        /* tokens whose logits change */
+    const float *bias_values;       /* [-100, 100], added */
+    int32_t top_logprobs;           /* 0 .. 1000 alternatives of each output token */
+    int32_t logprobs_raw;           /* 1: of the model's own distribution, 0: of the processed one */
+    int32_t prompt_logprobs;        /* 1: log-probabilities of the prompt, with the first token's event. Every position
+                                       is computed: needs prefix_lookup 0, and replay_keep 0 in the config */
 } di_request;
 
 /* A request that goes on from another one's tokens; it inherits all that is not here but forced tokens. */

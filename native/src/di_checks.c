@@ -4501,6 +4501,36 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         int64_t value; const int fault = di_view_fault(&rec->grammar_rows[b], true, false, DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 25, -1, (int32_t)j, "SamplerInputs.grammar_rows", fault == 1 ? "presence optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [m(j)]/draft_step" : "contiguous", step_id}, -1, 0, true, value);
     }
+    do {
+        if ((true) && di_is_plain(&rec->row_slot, DI_DTYPE_I32, 1)) continue;
+        int64_t value; const int fault = di_view_fault(&rec->row_slot, true, false, DI_DTYPE_I32, 1, &value);
+        if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 27, -1, -1, "SamplerInputs.row_slot", fault == 1 ? "presence optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
+    } while (0);
+    do {
+        if ((true) && di_is_plain(&rec->history_ids, DI_DTYPE_I32, 1)) continue;
+        int64_t value; const int fault = di_view_fault(&rec->history_ids, true, false, DI_DTYPE_I32, 1, &value);
+        if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 28, -1, -1, "SamplerInputs.history_ids", fault == 1 ? "presence optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [H]" : "contiguous", step_id}, -1, 0, true, value);
+    } while (0);
+    do {
+        if ((true) && di_is_plain(&rec->history_counts, DI_DTYPE_I32, 1)) continue;
+        int64_t value; const int fault = di_view_fault(&rec->history_counts, true, false, DI_DTYPE_I32, 1, &value);
+        if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 29, -1, -1, "SamplerInputs.history_counts", fault == 1 ? "presence optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
+    } while (0);
+    do {
+        if ((true) && di_is_plain(&rec->history_outputs, DI_DTYPE_I32, 1)) continue;
+        int64_t value; const int fault = di_view_fault(&rec->history_outputs, true, false, DI_DTYPE_I32, 1, &value);
+        if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 30, -1, -1, "SamplerInputs.history_outputs", fault == 1 ? "presence optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
+    } while (0);
+    do {
+        if ((true) && di_is_plain(&rec->top_logprobs, DI_DTYPE_I32, 1)) continue;
+        int64_t value; const int fault = di_view_fault(&rec->top_logprobs, true, false, DI_DTYPE_I32, 1, &value);
+        if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 31, -1, -1, "SamplerInputs.top_logprobs", fault == 1 ? "presence optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
+    } while (0);
+    do {
+        if ((true) && di_is_plain(&rec->logprobs_raw, DI_DTYPE_U8, 1)) continue;
+        int64_t value; const int fault = di_view_fault(&rec->logprobs_raw, true, false, DI_DTYPE_U8, 1, &value);
+        if (fault) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 32, -1, -1, "SamplerInputs.logprobs_raw", fault == 1 ? "presence optional" : fault == 2 ? "dtype u8" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
+    } while (0);
     /* max_top_logprobs: max_top_logprobs >= 0 */
     do {
         if (!((int64_t)rec->max_top_logprobs >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 26, 29, -1, "SamplerInputs.max_top_logprobs", "max_top_logprobs >= 0", step_id}, -1, 0, true, (int64_t)rec->max_top_logprobs);
@@ -4511,6 +4541,7 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
     int64_t free_d_Xb = -1; (void)free_d_Xb;
     int64_t free_d_X = -1; (void)free_d_X;
     int64_t free_d_S = -1; (void)free_d_S;
+    int64_t free_d_H = -1; (void)free_d_H;
     int64_t free_d_m_j[DI_MAX_DRAFT_STEPS] = {0}; (void)free_d_m_j;
     for (int k = 0; k < DI_MAX_DRAFT_STEPS; k++) free_d_m_j[k] = -1;
     do {
@@ -4702,6 +4733,48 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
             if (v->shape[0] != free_d_m_j[b]) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 25, -1, (int32_t)j, "SamplerInputs.grammar_rows", "shape [m(j)]/draft_step", step_id}, 0, 0, true, v->shape[0]);
         } while (0);
     }
+    do {
+        const di_view *v = &rec->row_slot; if (!di_present(v)) continue;
+        do {
+            if (free_d_N < 0) free_d_N = v->shape[0];
+            if (v->shape[0] != free_d_N) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 27, -1, -1, "SamplerInputs.row_slot", "shape [N]", step_id}, 0, 0, true, v->shape[0]);
+        } while (0);
+    } while (0);
+    do {
+        const di_view *v = &rec->history_ids; if (!di_present(v)) continue;
+        do {
+            if (free_d_H < 0) free_d_H = v->shape[0];
+            if (v->shape[0] != free_d_H) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 28, -1, -1, "SamplerInputs.history_ids", "shape [H]", step_id}, 0, 0, true, v->shape[0]);
+        } while (0);
+    } while (0);
+    do {
+        const di_view *v = &rec->history_counts; if (!di_present(v)) continue;
+        do {
+            if (free_d_N < 0) free_d_N = v->shape[0];
+            if (v->shape[0] != free_d_N) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 29, -1, -1, "SamplerInputs.history_counts", "shape [N]", step_id}, 0, 0, true, v->shape[0]);
+        } while (0);
+    } while (0);
+    do {
+        const di_view *v = &rec->history_outputs; if (!di_present(v)) continue;
+        do {
+            if (free_d_N < 0) free_d_N = v->shape[0];
+            if (v->shape[0] != free_d_N) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 30, -1, -1, "SamplerInputs.history_outputs", "shape [N]", step_id}, 0, 0, true, v->shape[0]);
+        } while (0);
+    } while (0);
+    do {
+        const di_view *v = &rec->top_logprobs; if (!di_present(v)) continue;
+        do {
+            if (free_d_N < 0) free_d_N = v->shape[0];
+            if (v->shape[0] != free_d_N) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 31, -1, -1, "SamplerInputs.top_logprobs", "shape [N]", step_id}, 0, 0, true, v->shape[0]);
+        } while (0);
+    } while (0);
+    do {
+        const di_view *v = &rec->logprobs_raw; if (!di_present(v)) continue;
+        do {
+            if (free_d_N < 0) free_d_N = v->shape[0];
+            if (v->shape[0] != free_d_N) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 32, -1, -1, "SamplerInputs.logprobs_raw", "shape [N]", step_id}, 0, 0, true, v->shape[0]);
+        } while (0);
+    } while (0);
     /* selected_rows: all(0 <= selected_rows < max_num_batched_tokens) */
     do {
         if (!di_readable(&rec->selected_rows)) continue;
@@ -5048,6 +5121,102 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i]))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 25, 28, (int32_t)j, "SamplerInputs.grammar_rows", "all(diff(grammar_rows[j]) >= 1)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
     }
+    /* row_slot: all(0 <= row_slot < max_num_seqs) */
+    do {
+        if (!di_readable(&rec->row_slot)) continue;
+        const int32_t *f0 = rec->row_slot.data; const int64_t n0 = di_size(&rec->row_slot);
+        (void)f0; (void)n0;
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub((int64_t)l->max_num_seqs, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_num_seqs))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_num_seqs)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 27, 30, -1, "SamplerInputs.row_slot", "all(0 <= row_slot < max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i]));
+    } while (0);
+    /* row_slot: unique(row_slot) */
+    if (level >= DI_LEVEL_FULL) do {
+        if (!di_readable(&rec->row_slot)) continue;
+        const int32_t *f0 = rec->row_slot.data; const int64_t n0 = di_size(&rec->row_slot);
+        (void)f0; (void)n0;
+        const int64_t n = n0; const di_set set = di_set_open(l, n);
+        for (int64_t i = 0; i < n; i++) { const int64_t x = ((int64_t)f0[i]); bool found = false; 
+            if (set.slots != NULL) found = di_set_find(set, x, true);
+            else for (int64_t k = 0; k < i && !found; k++) found = ((int64_t)f0[k]) == x;
+            if (found) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 27, 31, -1, "SamplerInputs.row_slot", "unique(row_slot)", step_id}, i, 0, true, x); }
+    } while (0);
+    /* history_ids: all(0 <= history_ids < V) */
+    do {
+        if (!di_readable(&rec->history_ids)) continue;
+        const int32_t *f0 = rec->history_ids.data; const int64_t n0 = di_size(&rec->history_ids);
+        (void)f0; (void)n0;
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 28, 32, -1, "SamplerInputs.history_ids", "all(0 <= history_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
+    } while (0);
+    /* history_counts: all(history_counts >= 0) */
+    do {
+        if (!di_readable(&rec->history_counts)) continue;
+        const int32_t *f0 = rec->history_counts.data; const int64_t n0 = di_size(&rec->history_counts);
+        (void)f0; (void)n0;
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 29, 33, -1, "SamplerInputs.history_counts", "all(history_counts >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
+    } while (0);
+    /* history_counts: sum(history_counts) == len(history_ids) */
+    do {
+        if (!di_readable(&rec->history_counts)) continue;
+        const int32_t *f0 = rec->history_counts.data; const int64_t n0 = di_size(&rec->history_counts);
+        (void)f0; (void)n0;
+        if (!di_readable(&rec->history_ids)) continue;
+        const int32_t *f1 = rec->history_ids.data; const int64_t n1 = di_size(&rec->history_ids);
+        (void)f1; (void)n1;
+        int64_t red1 = 0;
+        {
+            for (int64_t i = 0; i < n0; i++) {
+                red1 = di_add(red1, ((int64_t)f0[i]));
+            }
+        }
+        if (!(red1 == n1)) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 29, 34, -1, "SamplerInputs.history_counts", "sum(history_counts) == len(history_ids)", step_id}, -1, 0, true, red1);
+    } while (0);
+    /* history_outputs: all(0 <= history_outputs <= history_counts) */
+    do {
+        if (!di_readable(&rec->history_outputs)) continue;
+        const int32_t *f0 = rec->history_outputs.data; const int64_t n0 = di_size(&rec->history_outputs);
+        (void)f0; (void)n0;
+        if (!di_readable(&rec->history_counts)) continue;
+        const int32_t *f1 = rec->history_counts.data; const int64_t n1 = di_size(&rec->history_counts);
+        (void)f1; (void)n1;
+        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i])))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 30, 35, -1, "SamplerInputs.history_outputs", "all(0 <= history_outputs <= history_counts)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 30, 35, -1, "SamplerInputs.history_outputs", "all(0 <= history_outputs <= history_counts)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+    } while (0);
+    /* top_logprobs: all(0 <= top_logprobs <= max_top_logprobs) */
+    do {
+        if (!di_readable(&rec->top_logprobs)) continue;
+        const int32_t *f0 = rec->top_logprobs.data; const int64_t n0 = di_size(&rec->top_logprobs);
+        (void)f0; (void)n0;
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), (int64_t)rec->max_top_logprobs)) continue;
+        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)rec->max_top_logprobs))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)rec->max_top_logprobs)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 31, 36, -1, "SamplerInputs.top_logprobs", "all(0 <= top_logprobs <= max_top_logprobs)", step_id}, i, 0, true, ((int64_t)f0[i]));
+    } while (0);
+    /* logprobs_raw: all(logprobs_raw <= 1) */
+    do {
+        if (!di_readable(&rec->logprobs_raw)) continue;
+        const uint8_t *f0 = rec->logprobs_raw.data; const int64_t n0 = di_size(&rec->logprobs_raw);
+        (void)f0; (void)n0;
+        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        if (di_in_range_u8(f0 + first, n - first, INT32_MIN, INT64_C(1))) continue;
+        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(1))) ? 0 : 1;
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 32, 37, -1, "SamplerInputs.logprobs_raw", "all(logprobs_raw <= 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
+    } while (0);
     return 0;
 }
 
@@ -6591,6 +6760,12 @@ static const char *const fields_sampler_inputs[] = {
     "grammar_mask:i32[N, (V + 31) // 32]/draft_step",
     "grammar_rows:i32[m(j)]/draft_step",
     "max_top_logprobs:i32",
+    "row_slot:i32[N]",
+    "history_ids:i32[H]",
+    "history_counts:i32[N]",
+    "history_outputs:i32[N]",
+    "top_logprobs:i32[N]",
+    "logprobs_raw:u8[N]",
 };
 static const uint64_t chain_sampler_output[] = DI_CHAIN_SAMPLER_OUTPUT;
 static const char *const fields_sampler_output[] = {
@@ -6657,7 +6832,7 @@ static const di_contract_info contracts[] = {
     {"InputMetadataV41", "1.0", DI_FIELDS_INPUT_METADATA_V41, (uint32_t)sizeof(di_input_metadata_v41),
      chain_input_metadata_v41, "8dd0b0128cf0f4bbe347896d6e7756e550a6ad5114b2b585f4f100ecf56bf3a0", fields_input_metadata_v41},
     {"SamplerInputs", "1.0", DI_FIELDS_SAMPLER_INPUTS, (uint32_t)sizeof(di_sampler_inputs),
-     chain_sampler_inputs, "d30481c89596562343c38645165b1f85e2d9070dc2a4468846d8b6a4064b78bb", fields_sampler_inputs},
+     chain_sampler_inputs, "c4d8bcf19f1af3e91e13a665306ed239035e578d6a2d20377057af42bbbf08a6", fields_sampler_inputs},
     {"SamplerOutput", "1.0", DI_FIELDS_SAMPLER_OUTPUT, (uint32_t)sizeof(di_sampler_output),
      chain_sampler_output, "59579ce454dac46fa5c13a8c95eb814de2f31f06588a96483197648f9561413e", fields_sampler_output},
     {"EventBatch", "1.0", DI_FIELDS_EVENT_BATCH, (uint32_t)sizeof(di_event_batch),

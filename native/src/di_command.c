@@ -1,5 +1,6 @@
 #include "di_command.h"
 
+#include "di_pack.h"
 #include "di_state.h"
 #include "di_transfer.h"
 
@@ -55,7 +56,8 @@ int di_command_drain(di_core *c)
 
 int di_client_create(di_core *c, const di_request *r, di_seq **out)
 {
-    return di_seq_create(&c->clients.bins, r, &c->cfg, (c->cfg.depth + 1) * c->dim.q, out);
+    int code = di_pack_make_room(c, di_request_wants(r));
+    return code ? code : di_seq_create(&c->clients.bins, r, &c->cfg, (c->cfg.depth + 1) * c->dim.q, out);
 }
 
 int di_submit(di_core *c, const di_request *r, uint64_t *uid)
@@ -66,6 +68,9 @@ int di_submit(di_core *c, const di_request *r, uint64_t *uid)
         return di_fail(DI_E_ARG, "Request", "engine_type",
                        "is 2 (COMPLETION): it computes no prompt, di_reserve is its way in");
     int code = di_request_check(r, c->cfg.vocab_size);
+    if (!code && r->prompt_logprobs && c->cfg.replay_keep)
+        code = di_fail(DI_E_ARG, "Request", "prompt_logprobs",
+                       "is 1: with replay_keep %d some prompt positions have no logits", c->cfg.replay_keep);
     if (code) return code;
     di_clients *cl = &c->clients;
     di_seq *s = NULL;

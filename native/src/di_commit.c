@@ -75,6 +75,21 @@ static int hand_off(di_core *c, di_seq *s, int32_t e, di_event_arena *a)
     return di_transfer_offer(c, s);
 }
 
+/* What this chunk says about its prompt. */
+static void keep_prompt(di_seq *s, const di_row *r, int32_t n, const float *from)
+{
+    for (int32_t j = 0; j < n; j++) s->prompt_logprobs[r->start + j + 1] = di_append_logprob(from, j);
+}
+
+/* The request's first token tells how likely its prompt was. */
+static void put_prompt(di_event_arena *a, int32_t e, di_seq *s)
+{
+    memcpy(a->prompt_logprobs + a->n_prompt, s->prompt_logprobs, (size_t)s->prompt_len * sizeof(float));
+    a->prompt_lp_offset[e] = a->n_prompt;
+    a->n_prompt += s->prompt_len;
+    s->prompt_told = 1;
+}
+
 /* Append the accepted drafts and the sampled token until one stops the request; later ones are dropped. */
 static int append_tokens(di_core *c, di_step *step, int32_t i, const di_tokens *t, di_event_arena *a)
 {
@@ -97,6 +112,7 @@ static int append_tokens(di_core *c, di_step *step, int32_t i, const di_tokens *
         int32_t token = is_draft ? t->verified[r->first + j] : t->sampled[i];
         s->tokens[s->len++] = token;
         e = put_token(a, r, i, j, is_draft, token, t);
+        if (s->wants & DI_WANTS_PROMPT && !s->prompt_told) put_prompt(a, e, s);
         reason = di_core_stop_reason(c, s, token);
     }
     if (r->q > 1 || t->confidence)
@@ -125,7 +141,8 @@ static int requeue(di_core *c, di_seq *s)
 }
 
 /* The step ends for row i. The request may be given back in here: its fields are not read afterwards. */
-static int commit_row(di_core *c, di_step *step, int32_t i, const di_tokens *t, di_event_arena *a)
+static int commit_row(di_core *c, di_step *step, int32_t i, const di_tokens *t, const int32_t *at_prompt,
+                      di_event_arena *a)
 {
     di_row *r = &step->rows[i];
     di_seq *s = r->seq;
@@ -137,6 +154,7 @@ static int commit_row(di_core *c, di_step *step, int32_t i, const di_tokens *t, 
         s->inflight--;
         if (step->kind == DI_STEP_PREFILL) {
             s->cached = r->start + r->q;
+            if (step->n_prompt_rows) keep_prompt(s, r, step->out->n_prompt_rows[i], t->prompt_logprobs + *at_prompt);
             if (r->is_last_chunk) s->awaits_first = 0;
             else code = requeue(c, s);
             if (r->is_last_chunk && s->child_head) di_fork_ready(c, s);
@@ -159,13 +177,16 @@ static int apply(di_core *c, di_step *step, const di_tokens *t, di_event_arena *
     if (t->has_extras) di_events_note(a, DI_EVENT_EXTRAS);
     if (t->confidence) di_events_note(a, DI_EVENT_DRAFTS | DI_KEPT_EVENT_BATCH_CONF_OFFSET);
     if (step->t > step->n) di_events_note(a, DI_EVENT_DRAFTS);
+    if (step->n_prompt_told) di_events_note(a, DI_KEPT_EVENT_BATCH_PROMPT_LP_OFFSET);
     int is_quick = di_append_is_possible(c, step, t);
+    int32_t at_prompt = 0;    /* among the prompt log-probabilities of the step */
     for (int32_t i = 0; i < step->n; i++) {
         if (is_quick) i = di_append_run(c, step, i, t, a);
         if (i == step->n) break;
         di_append_look_ahead(step, i, t->drafts != NULL);
-        int code = commit_row(c, step, i, t, a);
+        int code = commit_row(c, step, i, t, &at_prompt, a);
         if (code) return code;
+        if (step->n_prompt_rows) at_prompt += step->out->n_prompt_rows[i];
     }
     c->count.overrun_steps += c->count.overrun_rows > overrun;
     step->is_open = 0;
@@ -194,7 +215,10 @@ static int commit(di_core *c, uint64_t id, const di_sampler_output *output, di_e
     if (!code && n_top > INT32_MAX)
         code = di_fail(DI_E_CAPACITY, "EventBatch", "top_ids", "%lld alternatives in one step", (long long)n_top);
     di_event_arena *a = NULL;
-    if (!code) code = di_events_reserve(&c->events, (int32_t)n_top, &a);
+    if (!code && step->n_prompt_told > INT32_MAX)
+        code = di_fail(DI_E_CAPACITY, "EventBatch", "prompt_logprobs", "%lld prompt tokens in one step",
+                       (long long)step->n_prompt_told);
+    if (!code) code = di_events_reserve(&c->events, (int32_t)n_top, (int32_t)step->n_prompt_told, &a);
     if (!code) code = di_command_drain(c);
     if (code) return code;
     di_events_begin(&c->events, a);
@@ -231,7 +255,7 @@ int di_poll_events(di_core *c, di_event_batch *events)
     if (!events) return di_core_leave(c, di_fail(DI_E_ARG, "", "events", "NULL"));
     di_event_arena *a = NULL;
     code = di_command_drain(c);
-    if (!code && c->events.waiting > 0) code = di_events_reserve(&c->events, 0, &a);
+    if (!code && c->events.waiting > 0) code = di_events_reserve(&c->events, 0, 0, &a);
     if (code) return di_core_leave(c, code);
     if (a) {
         di_events_begin(&c->events, a);

@@ -43,6 +43,7 @@ static void free_arena(di_event_arena *a)
     free(a->memory);
     free(a->top_ids);
     free(a->top_logprobs);
+    free(a->prompt_logprobs);
     free(a);
 }
 
@@ -143,6 +144,16 @@ static int has_top(di_event_arena *a, int32_t n_top)
     return 0;
 }
 
+static int has_prompt(di_event_arena *a, int32_t n)
+{
+    if (n <= a->cap_prompt) return 0;
+    float *values = realloc(a->prompt_logprobs, (size_t)n * sizeof *values);
+    if (!values) return di_fail(DI_E_CAPACITY, "EventBatch", "prompt_logprobs", "no memory for %d values", n);
+    a->prompt_logprobs = values;
+    a->cap_prompt = n;
+    return 0;
+}
+
 /* The arena that was written longest ago, of those that nobody reads; -1 = all are pinned. */
 static int32_t oldest(const di_events *e)
 {
@@ -152,7 +163,7 @@ static int32_t oldest(const di_events *e)
     return best;
 }
 
-int di_events_reserve(di_events *e, int32_t n_top, di_event_arena **out)
+int di_events_reserve(di_events *e, int32_t n_top, int32_t n_prompt, di_event_arena **out)
 {
     int32_t at = oldest(e);
     di_event_arena *best = at < 0 ? NULL : e->arenas[at];
@@ -164,6 +175,7 @@ int di_events_reserve(di_events *e, int32_t n_top, di_event_arena **out)
         e->grown++;
     }
     int code = has_top(best, n_top);
+    if (!code) code = has_prompt(best, n_prompt);
     if (!code) *out = best;
     return code;
 }
@@ -179,7 +191,7 @@ void di_events_info(const di_events *e, di_event_info *out)
     out->bytes = a->bytes;
     out->step_id = a->step_id;
     out->count = a->count;
-    out->has_more = a->n_conf > 0 || a->n_top > 0;
+    out->has_more = a->n_conf > 0 || a->n_top > 0 || a->n_prompt > 0;
 }
 
 void di_events_begin(di_events *e, di_event_arena *a)
@@ -189,7 +201,7 @@ void di_events_begin(di_events *e, di_event_arena *a)
     if (a->written) restore_defaults(a, (size_t)a->count, a->written);
     a->known &= ~a->written;
     a->written = 0;
-    a->count = a->n_conf = a->n_top = 0;
+    a->count = a->n_conf = a->n_top = a->n_prompt = 0;
     for (int32_t i = 0; i < e->n_arenas; i++)
         if (e->arenas[i] == a) e->last = i;
 }
@@ -261,6 +273,7 @@ void di_events_publish(di_events *e, di_event_arena *a, uint64_t step, di_event_
     out->prompt_lp_offset = view(from->prompt_lp_offset, DI_DTYPE_I32, n);
     out->step_id = step;
     if (n_conf) out->confidences = view(from->confidences, DI_DTYPE_F32, n_conf);
+    if (a && a->n_prompt) out->prompt_logprobs = view(a->prompt_logprobs, DI_DTYPE_F32, a->n_prompt);
     if (n_top) {
         out->top_ids = view(from->top_ids, DI_DTYPE_I32, n_top);
         out->top_logprobs = view(from->top_logprobs, DI_DTYPE_F32, n_top);

@@ -26,7 +26,7 @@ typedef struct di_event_arena {
     uint64_t step_id;         /* of the batch */
     uint64_t serial;          /* order of the last batch over all arenas; 0 = never used */
     int32_t pinned;
-    int32_t count, n_conf, n_top;
+    int32_t count, n_conf, n_top, n_prompt;
     uint64_t written;         /* columns of DI_EVENT_DEFAULTS that the batch may have written */
     uint64_t known;           /* columns of DI_EVENT_DEFAULTS whose first n_known values passed their checks and stay */
     int32_t n_known;
@@ -39,6 +39,8 @@ typedef struct di_event_arena {
     void *memory;
     uint64_t bytes;           /* from seq_uid to the end of confidences */
     int32_t cap_top;          /* alternatives; grown when a sampler returns more */
+    int32_t cap_prompt;       /* prompt log-probabilities; grown when a step has more */
+    float *prompt_logprobs;
 } di_event_arena;
 
 typedef struct di_events {
@@ -55,9 +57,9 @@ typedef struct di_events {
 
 int di_events_init(di_events *e, int32_t ring, int32_t capacity, int32_t num_draft);
 void di_events_free(di_events *e);
-/* The arena for the next batch with room for n_top alternatives; *out is untouched until di_events_begin.
+/* The arena for the next batch with room for n_top alternatives and n_prompt prompt log-probabilities; *out is untouched until di_events_begin.
  * DI_E_CAPACITY when the ring has to grow and memory is short. */
-int di_events_reserve(di_events *e, int32_t n_top, di_event_arena **out);
+int di_events_reserve(di_events *e, int32_t n_top, int32_t n_prompt, di_event_arena **out);
 /* Start a batch in a reserved arena: all columns but seq_uid, token_id, logprob, output_index and prompt_len say what a
  * token without anything special needs. Who writes something else there says so with di_events_note. */
 void di_events_begin(di_events *e, di_event_arena *a);

@@ -202,7 +202,9 @@ static di_request request_of(const di_seq *p, const di_fork_args *args)
         .priority = p->priority, .top_k = p->sampling.top_k, .temperature = p->sampling.temperature,
         .top_p = p->sampling.top_p, .min_p = p->sampling.min_p,
         .repetition_penalty = p->sampling.repetition_penalty, .presence_penalty = p->sampling.presence_penalty,
-        .frequency_penalty = p->sampling.frequency_penalty, .seed = args->seed, .prefix_lookup = p->prefix_lookup};
+        .frequency_penalty = p->sampling.frequency_penalty, .seed = args->seed, .prefix_lookup = p->prefix_lookup,
+        .num_bias = p->n_bias, .bias_ids = p->bias_ids, .bias_values = p->bias_values,
+        .top_logprobs = p->top_logprobs, .logprobs_raw = (p->wants & DI_WANTS_RAW) != 0};
 }
 
 /* A live request that is in no list yet. */

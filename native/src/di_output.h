@@ -9,6 +9,7 @@ typedef struct di_tokens {
     const int32_t *sampled, *verified, *accepted, *drafts, *top_ids, *verified_top_ids;
     const float *logprob, *verified_logprob, *draft_logprob, *confidence, *sum_smaller, *verified_sum_smaller;
     const float *top_logprobs, *verified_top_logprobs;
+    const float *prompt_logprobs;   /* [n_prompt_rows of the step] */
     const int8_t *status;
     int32_t n_top;            /* M */
     int are_drafts_tokens;    /* every draft id is one of the vocabulary */

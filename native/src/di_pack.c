@@ -38,9 +38,17 @@ static int create_v41(di_core *c, di_staging *s, size_t n, size_t t, size_t deco
     return ok ? 0 : DI_E_CAPACITY;
 }
 
-static int create_sampler(di_core *c, di_staging *s, size_t n, size_t t)
+static int create_sampler(di_core *c, di_staging *s, size_t n, size_t t, size_t prefill_t)
 {
     int ok = 1;
+    TAKE(row_slot, n);
+    TAKE(top_logprobs, n);
+    TAKE(logprobs_raw, n);
+    TAKE(history_counts, n);
+    TAKE(history_outputs, n);
+    TAKE(selected_prompt_rows, prefill_t);
+    TAKE(prompt_tokens, prefill_t);
+    TAKE(prompt_counts, n);
     TAKE(selected_rows, t);
     TAKE(temperature, n);
     TAKE(top_p, n);
@@ -76,7 +84,7 @@ int di_pack_create_staging(di_core *c, di_staging *s)
     TAKE(valid_token_mask, decode_t);
     if (c->cfg.ngram) TAKE(ngram_token_ids, t * (size_t)c->cfg.ngram);
 #undef TAKE
-    if (!ok || create_sampler(c, s, n, decode_t)) return DI_E_CAPACITY;
+    if (!ok || create_sampler(c, s, n, decode_t, t)) return DI_E_CAPACITY;
     return c->cfg.inputs ? create_v41(c, s, n, t, decode_t) : 0;
 }
 

@@ -24,6 +24,11 @@ void di_pack_decode(const di_core *c, const di_step *step, di_staging *s, di_inp
 /* What the device needs to feed rows that continue a step in flight: fresh_ids, ngram_win. */
 void di_pack_feed(const di_core *c, const di_step *step, di_staging *s, di_input_metadata_v41 *out);
 
+/* Staging for requests with these DI_WANTS_ bits, if there is none yet. DI_E_CAPACITY. Client lock held. */
+int di_pack_make_room(di_core *c, uint8_t wants);
+/* Fields of SamplerInputs that only requests with these DI_WANTS_ bits have. After the rows of the staging. */
+void di_pack_wants(const di_step *step, di_staging *s, uint8_t wants, di_sampler_inputs *out);
+
 /* The newest launched step, if step names it and it is not committed; otherwise DI_E_ORDER. */
 int di_pack_step(di_core *c, uint64_t step, di_step **out);
 

@@ -24,6 +24,7 @@ static int is_same_life(const di_row *r) { return r->seq->generation == r->gener
 
 typedef struct lists {
     int32_t n_suppress, width, has_forced;
+    uint8_t wants;            /* DI_WANTS_ of any request */
 } lists;
 
 /* Stop ids, forced tokens and suppressed ids of the logit rows [first, first + n) of request i. */
@@ -69,6 +70,8 @@ static lists pack_rows(const di_core *c, const di_step *step, di_staging *s)
         int32_t start = is_prefill ? r->start + r->q - 1 : is_same_life(r) ? start_of(c, r) : r->start;
         int32_t first = is_prefill ? i : r->first, n = is_prefill ? 1 : r->q;
         pack_parameters(r->seq, i, s);
+        l.wants |= r->seq->wants;
+        s->row_slot[i] = r->row_slot - 1;
         s->sample_pos[i] = start + 1;
         s->first_row[i] = first;
         s->row_count[i] = n;
@@ -108,6 +111,7 @@ static void publish(const di_core *c, const di_step *step, di_staging *s, const 
     }
     if (c->cfg.num_draft) out->draft_write_slot = di_view_1d(s->draft_write, DI_DTYPE_I32, n);
     if (l->has_forced) out->forced = di_view_1d(s->forced, DI_DTYPE_I32, rows);
+    out->row_slot = di_view_1d(s->row_slot, DI_DTYPE_I32, n);
     if (l->n_suppress) out->eos_suppress = di_view_2d(s->eos_suppress, DI_DTYPE_I32, l->n_suppress, 2);
 }
 
@@ -126,5 +130,6 @@ int di_pack_sampler(di_core *c, uint64_t step, di_sampler_inputs *out)
     lists l = pack_rows(c, record, s);
     record->is_sampled = 1;
     publish(c, record, s, &l, out);
+    if (l.wants) di_pack_wants(record, s, l.wants, out);
     return di_core_leave(c, di_check_sampler(c, record, out));
 }

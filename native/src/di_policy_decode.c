@@ -55,7 +55,7 @@ static int preempt(di_core *c, di_seq *s, di_outputs *o)
     s->cached = s->store_from = s->swa_valid_start = 0;
     s->generation++;
     s->inflight = 0;      /* steps of the old generation stay in inflight_all and are discarded at commit */
-    s->has_drafts = s->awaits_first = s->holds = 0;
+    s->has_drafts = s->awaits_first = s->holds = s->is_counted = 0;
     s->queue_class = 1;
     di_core_set_phase(c, s, DI_PHASE_WAITING);
     di_queue_insert(&c->queue, s);

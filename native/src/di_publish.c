@@ -37,6 +37,7 @@ static int take_arrays(di_core *c, di_outputs *o)
     TAKE(clone_blocks, 2 * n);
     TAKE(hit_tokens, n);
     TAKE(replayed_tokens, n);
+    TAKE(n_prompt_rows, n);
     TAKE(inflight, n);
     TAKE(is_last_chunk, n);
     TAKE(finished_reason, n);
@@ -104,6 +105,8 @@ void di_publish_begin(di_core *c, di_step *step, di_outputs *o, int32_t kind)
     step->sum_qk = 0;
     step->flags = 0;
     step->min_k = step->max_k = 0;
+    step->n_prompt_rows = 0;
+    step->n_prompt_told = step->n_history = 0;
     step->out = o;
     step->rows = o->rows;
     o->record.seqlens_q.data = o->seqlens_q;
@@ -131,13 +134,36 @@ static void place_row(di_step *step, int32_t i, const di_seq *s)
     step->n_placed++;
 }
 
+/* What few requests ask of the sampler beyond their parameters. A row that stays where it was has been through this. */
+static void note_wants(di_step *step, int32_t i, di_seq *s, int32_t start, int32_t q, int is_last_chunk)
+{
+    di_row *r = &step->rows[i];
+    int is_prefill = step->kind == DI_STEP_PREFILL;
+    if (is_prefill) step->out->n_prompt_rows[i] = 0;
+    if (!s->wants) return;
+    if (s->wants & DI_WANTS_HISTORY && !s->is_counted && (!is_prefill || is_last_chunk)) {
+        r->gets_history = s->is_counted = 1;
+        step->n_history += s->len;
+    }
+    if (!is_prefill || !(s->wants & DI_WANTS_PROMPT) || s->prompt_told) return;
+    /* Position p gives the log-probability of prompt token p + 1. */
+    int32_t end = start + q < s->prompt_len ? start + q : s->prompt_len - 1, n = end > start ? end - start : 0;
+    step->out->n_prompt_rows[i] = n;
+    step->n_prompt_rows += n;
+    if (is_last_chunk) step->n_prompt_told += s->prompt_len;
+}
+
 void di_policy_add_row(di_core *c, di_step *step, di_seq *s, int32_t start, int32_t q, int is_last_chunk)
 {
     di_outputs *o = step->out;
     int32_t i = step->n++, k = start + q;
     di_row *r = &step->rows[i];
     int is_kept = r->uid == s->uid && r->generation == s->generation && r->kind == DI_STEP_DECODE;
-    if (!is_kept || step->kind != DI_STEP_DECODE) place_row(step, i, s);
+    r->gets_history = 0;
+    if (!is_kept || step->kind != DI_STEP_DECODE) {
+        place_row(step, i, s);
+        note_wants(step, i, s, start, q, is_last_chunk);
+    }
     int is_mapped = s->inflight > 0;
     r->seq = s;
     r->start = start;

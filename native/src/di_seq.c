@@ -20,6 +20,33 @@ static int check_ids(const char *field, const int32_t *ids, int32_t n, int32_t l
     return 0;
 }
 
+static int is_switch(int32_t x) { return x == 0 || x == 1; }
+
+static int check_bias(const di_request *r, int32_t vocab_size)
+{
+    if (r->num_bias > DI_MAX_BIAS)
+        return di_fail(DI_E_ARG, "Request", "bias", "has %d entries, at most %d are possible", r->num_bias, DI_MAX_BIAS);
+    int code = check_ids("bias", r->bias_ids, r->num_bias, 0, vocab_size);
+    if (code) return code;
+    if (r->num_bias > 0 && !r->bias_values) return bad("bias", "%.0f tokens without values", r->num_bias);
+    for (int32_t i = 0; i < r->num_bias; i++)
+        if (!(fabsf(r->bias_values[i]) <= 100))
+            return di_fail(DI_E_ARG, "Request", "bias", "of token %d is %g, the range is [-100, 100]", r->bias_ids[i],
+                           (double)r->bias_values[i]);
+    return 0;
+}
+
+static int check_logprobs(const di_request *r)
+{
+    if (r->top_logprobs < 0 || r->top_logprobs > DI_MAX_TOP_LOGPROBS)
+        return bad("top_logprobs", "is %.0f, the range is 0 .. 1000", r->top_logprobs);
+    if (!is_switch(r->logprobs_raw)) return bad("logprobs_raw", "is %.0f, 0 or 1 is needed", r->logprobs_raw);
+    if (!is_switch(r->prompt_logprobs)) return bad("prompt_logprobs", "is %.0f, 0 or 1 is needed", r->prompt_logprobs);
+    if (r->prompt_logprobs && r->prefix_lookup)
+        return bad("prompt_logprobs", "is %.0f: cached blocks skip positions, prefix_lookup 0 is needed", 1);
+    return 0;
+}
+
 int di_request_check(const di_request *r, int32_t vocab_size)
 {
     if (r->struct_size != sizeof *r)
@@ -38,8 +65,8 @@ int di_request_check(const di_request *r, int32_t vocab_size)
     if (r->min_tokens < 0) return bad("min_tokens", "is %.0f, at least 0 is needed", r->min_tokens);
     if (r->priority < DI_PRIORITY_LOW || r->priority > DI_PRIORITY_HIGH)
         return bad("priority", "is %.0f, the range is -8 .. 7", r->priority);
-    if (r->ignore_eos != 0 && r->ignore_eos != 1) return bad("ignore_eos", "is %.0f, 0 or 1 is needed", r->ignore_eos);
-    if (r->prefix_lookup != 0 && r->prefix_lookup != 1)
+    if (!is_switch(r->ignore_eos)) return bad("ignore_eos", "is %.0f, 0 or 1 is needed", r->ignore_eos);
+    if (!is_switch(r->prefix_lookup))
         return bad("prefix_lookup", "is %.0f, 0 or 1 is needed", r->prefix_lookup);
     if (r->top_k < -1) return bad("top_k", "is %.0f, -1 or 0 (off) or a count is needed", r->top_k);
     if (!(r->temperature >= 0) || isinf(r->temperature))
@@ -52,7 +79,16 @@ int di_request_check(const di_request *r, int32_t vocab_size)
         return bad("presence_penalty", "is %g, the range is [-2, 2]", (double)r->presence_penalty);
     if (!(fabsf(r->frequency_penalty) <= 2))
         return bad("frequency_penalty", "is %g, the range is [-2, 2]", (double)r->frequency_penalty);
-    return 0;
+    code = check_bias(r, vocab_size);
+    return code ? code : check_logprobs(r);
+}
+
+uint8_t di_request_wants(const di_request *r)
+{
+    int counts = r->repetition_penalty != 1 || r->presence_penalty != 0 || r->frequency_penalty != 0;
+    return (uint8_t)((counts ? DI_WANTS_HISTORY : 0) | (r->num_bias ? DI_WANTS_BIAS : 0) |
+                     (r->top_logprobs ? DI_WANTS_TOP : 0) | (r->logprobs_raw ? DI_WANTS_RAW : 0) |
+                     (r->prompt_logprobs ? DI_WANTS_PROMPT : 0));
 }
 
 static int32_t min64(int64_t a, int64_t b) { return (int32_t)(a < b ? a : b); }
@@ -66,7 +102,9 @@ int di_seq_create(di_bins *bins, const di_request *r, const di_config *k, int32_
     int32_t cap_blocks = min64(((int64_t)cap_tokens + slack_tokens + block_size - 1) / block_size + 1, k->num_blocks);
     int32_t n_stop = (r->ignore_eos ? 0 : r->num_eos) + r->num_stop;
     int32_t n_forced = min64(r->num_forced, r->max_tokens);
-    size_t ints = (size_t)cap_tokens + (size_t)cap_blocks + (size_t)num_draft + (size_t)n_stop + (size_t)n_forced;
+    int32_t n_prompt = r->prompt_logprobs ? r->num_prompt : 0;
+    size_t ints = (size_t)cap_tokens + (size_t)cap_blocks + (size_t)num_draft + (size_t)n_stop + (size_t)n_forced +
+                  2 * (size_t)r->num_bias + (size_t)n_prompt;
     size_t hashes = k->prefix_cache ? 2 * (size_t)cap_blocks * sizeof(uint64_t) : 0;
     if (ints > SIZE_MAX / 16 / sizeof(int32_t))
         return di_fail(DI_E_CAPACITY, "Request", "max_tokens", "%d tokens do not fit in memory", cap_tokens);
@@ -84,6 +122,9 @@ int di_seq_create(di_bins *bins, const di_request *r, const di_config *k, int32_
     s->drafts = s->blocks + cap_blocks;
     s->stop_ids = s->drafts + num_draft;
     s->forced = s->stop_ids + n_stop;
+    s->bias_ids = s->forced + n_forced;
+    s->bias_values = (float *)(void *)(s->bias_ids + r->num_bias);
+    s->prompt_logprobs = s->bias_values + r->num_bias;
     s->cap_tokens = cap_tokens;
     s->cap_blocks = cap_blocks;
     s->len = s->prompt_len = r->num_prompt;
@@ -101,6 +142,14 @@ int di_seq_create(di_bins *bins, const di_request *r, const di_config *k, int32_
     if (n_eos) memcpy(s->stop_ids, r->eos_ids, (size_t)n_eos * sizeof(int32_t));
     if (r->num_stop) memcpy(s->stop_ids + n_eos, r->stop_ids, (size_t)r->num_stop * sizeof(int32_t));
     if (n_forced) memcpy(s->forced, r->forced, (size_t)n_forced * sizeof(int32_t));
+    if (r->num_bias) {
+        memcpy(s->bias_ids, r->bias_ids, (size_t)r->num_bias * sizeof(int32_t));
+        memcpy(s->bias_values, r->bias_values, (size_t)r->num_bias * sizeof(float));
+    }
+    if (n_prompt) memset(s->prompt_logprobs, 0, (size_t)n_prompt * sizeof(float));
+    s->n_bias = r->num_bias;
+    s->top_logprobs = r->top_logprobs;
+    s->wants = di_request_wants(r);
     s->sampling = (di_sampling){
         .temperature = r->temperature, .top_p = r->top_p, .min_p = r->min_p,
         .repetition_penalty = r->repetition_penalty, .presence_penalty = r->presence_penalty,

@@ -22,11 +22,20 @@
 #include "di_core.h"
 #include "di_prefix_index.h"
 
-enum { DI_MAX_STOP_IDS = 64, DI_PRIORITY_LOW = -8, DI_PRIORITY_HIGH = 7 };
+enum { DI_MAX_STOP_IDS = 64, DI_MAX_BIAS = 1024, DI_MAX_TOP_LOGPROBS = 1000, DI_PRIORITY_LOW = -8, DI_PRIORITY_HIGH = 7 };
 
 typedef struct di_seq di_seq;
 /* Why a buffer is still needed after the end; a set of bits. */
 enum { DI_KEEP_EVENT = 1, DI_KEEP_SWEEP = 2 };
+
+/* What only some requests ask of the sampler; a set of bits. */
+enum {
+    DI_WANTS_HISTORY = 1,     /* a penalty: the sampler counts its tokens */
+    DI_WANTS_BIAS = 2,
+    DI_WANTS_TOP = 4,
+    DI_WANTS_RAW = 8,
+    DI_WANTS_PROMPT = 16      /* log-probabilities of its prompt */
+};
 
 typedef struct di_sampling {
     float temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
@@ -81,6 +90,13 @@ struct di_seq {
     int32_t *stop_ids;
     int32_t *forced;
     di_sampling sampling;
+    uint8_t wants;            /* DI_WANTS_ */
+    uint8_t is_counted;       /* the sampler's state has its tokens since it holds its row */
+    uint8_t prompt_told;      /* the event with its prompt's log-probabilities is out */
+    int32_t n_bias, top_logprobs;
+    int32_t *bias_ids;
+    float *bias_values;
+    float *prompt_logprobs;   /* [prompt_len] with DI_WANTS_PROMPT; the first is 0 */
     uint64_t *hashes;         /* [cap_blocks, 2] of full blocks, with a prefix cache */
     uint64_t hash_epoch, chain_epoch;
     int32_t n_hashed, n_registered;
@@ -109,6 +125,8 @@ int di_seq_create(di_bins *bins, const di_request *r, const di_config *k, int32_
 void di_seq_free(di_bins *bins, di_seq *s);
 /* Check a request's values; names the field. Needs no lock. */
 int di_request_check(const di_request *r, int32_t vocab_size);
+/* Its DI_WANTS_ bits. */
+uint8_t di_request_wants(const di_request *r);
 
 static inline int32_t di_seq_output_len(const di_seq *s) { return s->len - s->prompt_len; }
 static inline int di_seq_is_terminal(const di_seq *s)

@@ -37,7 +37,8 @@ typedef struct di_row {
     int32_t full_len;         /* committed tokens at schedule */
     int32_t n_blocks;
     int32_t remap;
-    uint8_t inflight, is_last_chunk, has_drafts, pad;
+    uint8_t inflight, is_last_chunk, has_drafts;
+    uint8_t gets_history;     /* the sampler gets its tokens in this step */
 } di_row;
 
 /* Draft slot whose drafts the row verifies, 0 = none yet. */
@@ -57,6 +58,9 @@ typedef struct di_step {
     uint32_t flags;           /* DI_STEP_FLAG_ of what the policy chose */
     int32_t n_identity;       /* rows whose remap is the row itself */
     int32_t n_placed;         /* rows that are not where they were when the ring slot was last used */
+    int32_t n_prompt_rows;    /* rows whose log-probability of the next prompt token is wanted */
+    int64_t n_prompt_told;    /* prompt tokens whose log-probabilities its commit gives out */
+    int64_t n_history;        /* tokens of all rows that get their history */
 } di_step;
 
 /* Host arrays of one SchedulerOutputs; depth + 1 of them in a ring by step, and as many for empty calls. */
@@ -70,6 +74,7 @@ typedef struct di_outputs {
     int32_t *state_slot, *swa_slot, *draft_read_slot, *draft_write_slot, *swa_valid_start;
     int32_t *bt_offsets, *bt_ids, *bt_delta, *zero_slots, *clone_slots, *clone_blocks;
     int32_t *hit_tokens, *replayed_tokens;
+    int32_t *n_prompt_rows;       /* of each row of a prefill step */
     uint8_t *inflight, *is_last_chunk, *finished_reason, *ignored_reason;
     uint64_t *finished_uid, *ignored_uid, *held_uid, *preempted_uid;
     int32_t n_delta, n_zero, n_finished, n_ignored, n_held, n_preempted, n_clone_slots, n_clone_blocks;
@@ -93,6 +98,10 @@ typedef struct di_staging {
     di_ratio_staging ratio[4];
     int32_t *selected_rows, *top_k, *sample_pos, *first_row, *row_count, *draft_rows, *draft_write;
     int32_t *stop_ids, *forced, *eos_suppress;
+    int32_t *row_slot, *top_logprobs, *selected_prompt_rows, *prompt_tokens, *prompt_counts;
+    int32_t *history_ids, *history_counts, *history_outputs, *bias;   /* of the first and the last: di_pack_make_room */
+    float *bias_value;
+    uint8_t *logprobs_raw;
     float *temperature, *top_p, *min_p, *repetition_penalty, *presence_penalty, *frequency_penalty;
     uint64_t *seed;
 } di_staging;
@@ -132,6 +141,7 @@ struct di_core {
     uint64_t empty_calls;
     di_staging staging[DI_MAX_DEPTH + 1];
     int32_t *ngram_table;
+    uint8_t has_room;                     /* DI_WANTS_ bits whose staging was made. Client lock */
 
     uint64_t table_changes;   /* block-table entries made so far */
 

@@ -18,7 +18,7 @@ from deepinfer_native.errors import (
     OrderError,
     StaleHandleError,
 )
-from deepinfer_native.request import ARRAYS, DEFAULTS
+from deepinfer_native.request import ARRAYS, DEFAULTS, PAIRS
 
 
 def submit_trace(driver, seed=0, count=9):
@@ -483,7 +483,7 @@ def test_reserve_has_the_parameters_and_defaults_of_submit():
         for name, p in inspect.signature(Core.submit).parameters.items()
         if name not in ("self", "prompt_ids", "max_tokens")
     }
-    assert given == {**DEFAULTS, **dict.fromkeys(ARRAYS, ())}
+    assert given == {**DEFAULTS, **dict.fromkeys((*ARRAYS, *PAIRS), ())}
 
 
 def test_stop_string_in_the_first_token_waits_for_the_acknowledgement():

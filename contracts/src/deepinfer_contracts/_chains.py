@@ -276,7 +276,7 @@ CONTRACTS: Mapping[str, ContractInfo] = {
     ),
     "SamplerInputs": ContractInfo(
         name="SamplerInputs", version="1.0", struct="di_sampler_inputs",
-        semantic_hash="d30481c89596562343c38645165b1f85e2d9070dc2a4468846d8b6a4064b78bb",
+        semantic_hash="c4d8bcf19f1af3e91e13a665306ed239035e578d6a2d20377057af42bbbf08a6",
         fields=(
         ("struct_size", "u32"),
         ("chain", "u64"),
@@ -305,6 +305,12 @@ CONTRACTS: Mapping[str, ContractInfo] = {
         ("grammar_mask", "i32[N, (V + 31) // 32]/draft_step"),
         ("grammar_rows", "i32[m(j)]/draft_step"),
         ("max_top_logprobs", "i32"),
+        ("row_slot", "i32[N]"),
+        ("history_ids", "i32[H]"),
+        ("history_counts", "i32[N]"),
+        ("history_outputs", "i32[N]"),
+        ("top_logprobs", "i32[N]"),
+        ("logprobs_raw", "u8[N]"),
         ),
         chain=(
         0x4d52bfb71d3e7c8e,
@@ -335,6 +341,12 @@ CONTRACTS: Mapping[str, ContractInfo] = {
         0xb56bdb0dad3689e0,
         0x57cac063003dd660,
         0xe035373373fec079,
+        0xa1d6b69586ae31b7,
+        0xe431802a2141a0f9,
+        0x498b1518247864c4,
+        0x4ca2fcf38bf597e7,
+        0x3d7eccbf4420e1cc,
+        0x78933ee5eca44b3f,
         ),
     ),
     "SamplerOutput": ContractInfo(

@@ -178,8 +178,8 @@ class SamplerInputs(Record):
     """Parameters of the rows that get logits. Producer: native core. Consumer: sampler plugin."""
 
     CONTRACT: ClassVar[str] = "SamplerInputs"
-    CHAIN: ClassVar[int] = 0xe035373373fec079
-    FIELDS: ClassVar[tuple[str, ...]] = ("selected_rows", "selected_prompt_rows", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias", "bias_value", "top_k", "seed", "sample_pos", "first_row", "row_count", "draft_rows", "draft_write_slot", "stop_ids", "forced", "eos_suppress", "prompt_tokens", "prompt_counts", "grammar_mask", "grammar_rows", "max_top_logprobs",)
+    CHAIN: ClassVar[int] = 0x78933ee5eca44b3f
+    FIELDS: ClassVar[tuple[str, ...]] = ("selected_rows", "selected_prompt_rows", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias", "bias_value", "top_k", "seed", "sample_pos", "first_row", "row_count", "draft_rows", "draft_write_slot", "stop_ids", "forced", "eos_suppress", "prompt_tokens", "prompt_counts", "grammar_mask", "grammar_rows", "max_top_logprobs", "row_slot", "history_ids", "history_counts", "history_outputs", "top_logprobs", "logprobs_raw",)
 
     selected_rows: Array = None  # i32[N | T]: rows of the model's output that get logits
     selected_prompt_rows: Array = None  # i32[P], optional: rows for prompt logprobs; never with compaction
@@ -206,6 +206,12 @@ class SamplerInputs(Record):
     grammar_mask: list[Array | None] | None = None  # i32[N, (V + 31) // 32]/draft_step, optional: bitset of allowed tokens; j = 0 fresh or forced row, then each draft
     grammar_rows: list[Array | None] | None = None  # i32[m(j)]/draft_step, optional: requests whose grammar is active at draft step j
     max_top_logprobs: int = 0  # i32: M, largest number of alternatives asked for
+    row_slot: Array = None  # i32[N], optional: stable row of the request in 0 .. max_num_seqs - 1, the key of the sampler's own state; SchedulerOutputs has it 1-based
+    history_ids: Array = None  # i32[H], optional: prompt, then output tokens, of each request with a penalty that is sampled for the first time since its admission, preemption, fork or injection: the sampler's state of its row starts again from them; absent when no request needs it
+    history_counts: Array = None  # i32[N], optional: tokens of each request in history_ids, 0 where its state goes on; present with history_ids
+    history_outputs: Array = None  # i32[N], optional: how many of the last of them are output tokens; present with history_ids
+    top_logprobs: Array = None  # i32[N], optional: alternatives wanted by each request; absent when max_top_logprobs is 0
+    logprobs_raw: Array = None  # u8[N], optional: 1: logprobs of the model's own distribution, before any mask, bias, penalty, temperature or filter; 0: of the processed one; absent when no request wants raw ones
 
 
 @define(eq=False)

@@ -27,7 +27,7 @@ from deepinfer_native.cost import to_c as cost_to_c
 from deepinfer_native.errors import ArgumentError, BusyError, StaleHandleError
 from deepinfer_native.events import EventRing, EventView
 from deepinfer_native.library import call, check, ffi, last_error, lib
-from deepinfer_native.request import Ids, RequestWriter
+from deepinfer_native.request import Bias, Ids, RequestWriter
 from deepinfer_native.sampler_output import OutputWriter
 from deepinfer_native.sharing import Sharing
 from deepinfer_native.stats import CoreStats, from_c
@@ -143,13 +143,21 @@ class Core(Transfers, Sharing):
         seed: int = 0,
         forced: Ids = (),
         prefix_lookup: bool = True,
+        bias: Bias = (),
+        top_logprobs: int = 0,
+        logprobs_raw: bool = False,
+        prompt_logprobs: bool = False,
     ) -> int:
         """Queue one request; returns its uid, which is never used again.
 
         ``stop_ids`` and, unless ``ignore_eos``, ``eos_ids`` end the request, but not within the first ``min_tokens``
         tokens, where they are suppressed. ``priority`` -8 .. 7, smaller goes first. ``forced[i]`` replaces the i-th
         output token (-1 = free). ``prefix_lookup``: use cached blocks of an equal prefix, if the core keeps them; what
-        the request computes is offered to others either way. Raises ArgumentError naming the field, CapacityError when
+        the request computes is offered to others either way. ``bias``: ``(token, value)`` pairs, at most 1024, values
+        in [-100, 100], added to the logits. ``top_logprobs``: 0 .. 1000 alternatives of each output token.
+        ``logprobs_raw``: logprobs of the model's own distribution instead of the processed one. ``prompt_logprobs``:
+        the event of the first token has the log-probability of each prompt token; needs ``prefix_lookup=False``, and a
+        core without ``replay_keep``. Raises ArgumentError naming the field, CapacityError when
         memory is short.
         """
         request = RequestWriter(
@@ -168,7 +176,11 @@ class Core(Transfers, Sharing):
                 "frequency_penalty": frequency_penalty,
                 "seed": seed,
                 "prefix_lookup": prefix_lookup,
+                "top_logprobs": top_logprobs,
+                "logprobs_raw": logprobs_raw,
+                "prompt_logprobs": prompt_logprobs,
             },
+            bias,
         )
         uid = ffi.new("uint64_t *")
         check(lib.di_submit(self._core, request.struct, uid))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from deepinfer_native.errors import ArgumentError
 from deepinfer_native.library import ffi
 
 Ids = Sequence[int] | npt.NDArray[np.integer[Any]]
+Bias = Iterable[tuple[int, float]]
 
 
 def token_ids(name: str, values: Ids) -> npt.NDArray[np.int32]:
@@ -31,10 +32,19 @@ def token_ids(name: str, values: Ids) -> npt.NDArray[np.int32]:
         ) from error
 
 
+def bias_arrays(bias: Bias) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """(tokens, values) of ``(token, value)`` pairs. Raises ArgumentError for what is no such pair."""
+    try:
+        pairs = [(token, float(value)) for token, value in bias]
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"(token, value) pairs are needed: {error}", contract="Request", field="bias") from error
+    return token_ids("bias", [token for token, _ in pairs]), np.array([value for _, value in pairs], np.float32)
+
+
 class RequestWriter:
     """A ``di_request`` and what must stay alive until submit returns."""
 
-    def __init__(self, arrays: dict[str, Ids], values: dict[str, Any]) -> None:
+    def __init__(self, arrays: dict[str, Ids], values: dict[str, Any], bias: Bias = ()) -> None:
         self.struct = ffi.new("di_request *")
         self.struct.struct_size = ffi.sizeof("di_request")
         self._keep: list[Any] = []
@@ -44,6 +54,11 @@ class RequestWriter:
             self._keep.append(data)
             setattr(self.struct, name, data)
             setattr(self.struct, counts[name], len(data))
+        if bias:
+            tokens, amounts = bias_arrays(bias)
+            self._keep += [ffi.from_buffer("int32_t[]", tokens), ffi.from_buffer("float[]", amounts)]
+            self.struct.bias_ids, self.struct.bias_values = self._keep[-2:]
+            self.struct.num_bias = len(tokens)
         for name, value in values.items():
             try:
                 setattr(self.struct, name, value)
@@ -64,15 +79,20 @@ DEFAULTS: dict[str, Any] = {
     "frequency_penalty": 0.0,
     "seed": 0,
     "prefix_lookup": True,
+    "top_logprobs": 0,
+    "logprobs_raw": False,
+    "prompt_logprobs": False,
 }
 ARRAYS = ("eos_ids", "stop_ids", "forced")
+PAIRS = ("bias",)
 
 
 def request_of(prompt_ids: Ids, max_tokens: int, options: dict[str, Any]) -> RequestWriter:
     """The struct of a request given by keywords of ``Core.submit``. Raises ArgumentError for an unknown one."""
-    unknown = [name for name in options if name not in DEFAULTS and name not in ARRAYS]
+    known = {*DEFAULTS, *ARRAYS, *PAIRS}
+    unknown = [name for name in options if name not in known]
     if unknown:
         raise ArgumentError(f"no parameter of a request: {', '.join(unknown)}", contract="Request", field=unknown[0])
     arrays = {"prompt": prompt_ids, **{name: options.get(name, ()) for name in ARRAYS}}
     values = {"max_tokens": max_tokens, **{name: options.get(name, value) for name, value in DEFAULTS.items()}}
-    return RequestWriter(arrays, values)
+    return RequestWriter(arrays, values, options.get("bias", ()))

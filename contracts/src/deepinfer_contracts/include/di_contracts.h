@@ -412,6 +412,12 @@ typedef struct di_sampler_inputs {
     di_view grammar_rows[16];
     int32_t max_top_logprobs;
     uint8_t pad_4772[4];
+    di_view row_slot;
+    di_view history_ids;
+    di_view history_counts;
+    di_view history_outputs;
+    di_view top_logprobs;
+    di_view logprobs_raw;
 } di_sampler_inputs;
 
 typedef struct di_sampler_output {
@@ -528,9 +534,9 @@ const di_contract_info *di_contracts(int *n);
 #define DI_HASH_INPUT_METADATA_V41 UINT64_C(0x57b8de8c3df59261)
 #define DI_CHAIN_INPUT_METADATA_V41 {0xbbbafb7dd6972edfu, 0x6b20860dde42140fu, 0x1f79420ae292367eu, 0xc537586278ece143u, 0x16816b3039d4ace8u, 0x0d323647db7429a5u, 0x00b2227712837febu, 0xb26607a2ab740fd7u, 0xff16e6c671d4b8e2u, 0x0616c9600a42b564u, 0xa81f9d8ee5474c16u, 0xbf6d3a38f07d47afu, 0x9ef1b4b829e86fa7u, 0x306f671488764892u, 0x37e8d8344d1933d2u, 0x89e23fb1ab57dd0cu, 0x2fac8c748c1b5e05u, 0xa8f8ab23ff64ddb2u, 0x51bacb7693e0c7f2u, 0x8b15910693e6e611u, 0xe1f69e10c19ba1e1u, 0x3a43d7c8c76c0ff9u, 0x30ea9b111b519920u, 0xcebc50c7fc75405bu, 0x0617e46934bad4f8u, 0x689a095ec6dbd6edu, 0xf15d452d4c59ea08u, 0xf6a7bf497cd94c4eu, 0xce4238a6ee58f1c1u, 0xb202311f88d6f855u, 0xdbf0aa716d55deb6u, 0x1e0da0c9774e3944u, 0xd80ef0d9651ec48au, 0xca30d799eac8a6c4u, 0x9f56db3153aec20cu, 0x8c150b94bf29cd6eu, 0x5ef5d41c79fb6462u, 0xa7d907b05eb11ec4u, 0x78cc364846b682d7u, 0x0d94b6a6a4a49133u, 0xd4e55ed88bc8739bu, 0xa0a1afe5b7846c14u, 0xf48b3b98b2e8c86au, 0xdb75339796089e19u, 0x8549b3f55257ad93u, 0x2aed450e7d2b5c9au, 0xbc26b04ffffdcc31u, 0xfbfbc13280e7f9ffu, 0x3408eff6295cd434u, 0x0395a2e3d0ddd2d6u, 0xa47058949fd14515u, 0xcd26f2daefdccf3du, 0xe7cf6984ec9be21cu, 0x0c2f3ea89ad95851u, 0x2d4bd5fbd6454641u, 0x99fea38e294cc6d1u, 0x57b8de8c3df59261u}
 
-#define DI_FIELDS_SAMPLER_INPUTS 27
-#define DI_HASH_SAMPLER_INPUTS UINT64_C(0xe035373373fec079)
-#define DI_CHAIN_SAMPLER_INPUTS {0x4d52bfb71d3e7c8eu, 0x0ae8eb03376b60b6u, 0x540f8405098e0229u, 0x5d9a3a52d7e28585u, 0xd6656d19aaba91bdu, 0x85d32908879dceeeu, 0x9d9cedf619a38f9fu, 0x8ffd2cb02aab3143u, 0xadea5ecebd7d8738u, 0x1183a251420f3917u, 0x5c9aab057c4b692fu, 0x2707d5455b1074a9u, 0xf625676dda178bdbu, 0xaf35dde8db6d173fu, 0x2729ca6e4d0c5fadu, 0x240e3a0224a267f1u, 0x53f5ad9d79fa38c1u, 0x18739914d8533ea5u, 0x9e2697a8dd5800d9u, 0xe5d29f7c5223fee7u, 0x84f63e2756aab817u, 0x24b10ce902dea21cu, 0x152cde82e980cb00u, 0xb928b1b8fbfb2278u, 0xcbdb18494494c424u, 0xb56bdb0dad3689e0u, 0x57cac063003dd660u, 0xe035373373fec079u}
+#define DI_FIELDS_SAMPLER_INPUTS 33
+#define DI_HASH_SAMPLER_INPUTS UINT64_C(0x78933ee5eca44b3f)
+#define DI_CHAIN_SAMPLER_INPUTS {0x4d52bfb71d3e7c8eu, 0x0ae8eb03376b60b6u, 0x540f8405098e0229u, 0x5d9a3a52d7e28585u, 0xd6656d19aaba91bdu, 0x85d32908879dceeeu, 0x9d9cedf619a38f9fu, 0x8ffd2cb02aab3143u, 0xadea5ecebd7d8738u, 0x1183a251420f3917u, 0x5c9aab057c4b692fu, 0x2707d5455b1074a9u, 0xf625676dda178bdbu, 0xaf35dde8db6d173fu, 0x2729ca6e4d0c5fadu, 0x240e3a0224a267f1u, 0x53f5ad9d79fa38c1u, 0x18739914d8533ea5u, 0x9e2697a8dd5800d9u, 0xe5d29f7c5223fee7u, 0x84f63e2756aab817u, 0x24b10ce902dea21cu, 0x152cde82e980cb00u, 0xb928b1b8fbfb2278u, 0xcbdb18494494c424u, 0xb56bdb0dad3689e0u, 0x57cac063003dd660u, 0xe035373373fec079u, 0xa1d6b69586ae31b7u, 0xe431802a2141a0f9u, 0x498b1518247864c4u, 0x4ca2fcf38bf597e7u, 0x3d7eccbf4420e1ccu, 0x78933ee5eca44b3fu}
 
 #define DI_FIELDS_SAMPLER_OUTPUT 27
 #define DI_HASH_SAMPLER_OUTPUT UINT64_C(0x05f9f132bc67f469)
@@ -667,7 +673,7 @@ static_assert(offsetof(di_input_metadata_v41, draft_index) == 7120, "di_input_me
 static_assert(offsetof(di_input_metadata_v41, fresh_ids) == 7208, "di_input_metadata_v41.fresh_ids");
 static_assert(offsetof(di_input_metadata_v41, ngram_win) == 7296, "di_input_metadata_v41.ngram_win");
 static_assert(offsetof(di_input_metadata_v41, row_slot_idx) == 7384, "di_input_metadata_v41.row_slot_idx");
-static_assert(sizeof(di_sampler_inputs) == 4776, "di_sampler_inputs: size");
+static_assert(sizeof(di_sampler_inputs) == 5304, "di_sampler_inputs: size");
 static_assert(offsetof(di_sampler_inputs, struct_size) == 0, "di_sampler_inputs.struct_size");
 static_assert(offsetof(di_sampler_inputs, chain) == 8, "di_sampler_inputs.chain");
 static_assert(offsetof(di_sampler_inputs, selected_rows) == 16, "di_sampler_inputs.selected_rows");
@@ -695,6 +701,12 @@ static_assert(offsetof(di_sampler_inputs, prompt_counts) == 1864, "di_sampler_in
 static_assert(offsetof(di_sampler_inputs, grammar_mask) == 1952, "di_sampler_inputs.grammar_mask");
 static_assert(offsetof(di_sampler_inputs, grammar_rows) == 3360, "di_sampler_inputs.grammar_rows");
 static_assert(offsetof(di_sampler_inputs, max_top_logprobs) == 4768, "di_sampler_inputs.max_top_logprobs");
+static_assert(offsetof(di_sampler_inputs, row_slot) == 4776, "di_sampler_inputs.row_slot");
+static_assert(offsetof(di_sampler_inputs, history_ids) == 4864, "di_sampler_inputs.history_ids");
+static_assert(offsetof(di_sampler_inputs, history_counts) == 4952, "di_sampler_inputs.history_counts");
+static_assert(offsetof(di_sampler_inputs, history_outputs) == 5040, "di_sampler_inputs.history_outputs");
+static_assert(offsetof(di_sampler_inputs, top_logprobs) == 5128, "di_sampler_inputs.top_logprobs");
+static_assert(offsetof(di_sampler_inputs, logprobs_raw) == 5216, "di_sampler_inputs.logprobs_raw");
 static_assert(sizeof(di_sampler_output) == 2056, "di_sampler_output: size");
 static_assert(offsetof(di_sampler_output, struct_size) == 0, "di_sampler_output.struct_size");
 static_assert(offsetof(di_sampler_output, chain) == 8, "di_sampler_output.chain");
