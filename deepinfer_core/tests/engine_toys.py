@@ -272,7 +272,7 @@ class ToyParts:
     grammar: Any = None
     """Makes the grammar engine: gets the tokenizer and the width of the logits. None: none is installed."""
 
-    def make_sampler(self, name: str, params: Mapping[str, Any], vocab_size: int, config: Any = None) -> Any:
+    def make_sampler(self, name: str, params: Mapping[str, Any], vocab_size: int) -> Any:
         return self.sampler
 
     def grammar_engine(self) -> Any:

@@ -10,7 +10,7 @@ from drafting_toys import DRAFT_RING, DraftingBackend, draft_hints
 from engine_toys import BLOCK, TOY_HINTS, ToyBackend, ToyModel, ToySampler, toy_llm
 
 from deepinfer_core.config import EngineConfig
-from deepinfer_core.errors import ConfigError, DeepInferError, NotSupported, UnsupportedFeature
+from deepinfer_core.errors import CapacityError, ConfigError, DeepInferError, NotSupported, UnsupportedFeature
 from deepinfer_core.types import CacheLayer, CacheSpec, Capabilities
 
 pytest.importorskip("torch", reason="the ops of drafts are plain torch")
@@ -86,29 +86,30 @@ def test_draft_tokens_with_a_sampler_that_draws_none_are_refused() -> None:
     assert error.what == "draft_tokens is 1, but sampler 'canonical' draws no drafts"
 
 
-def test_sampler_sees_how_many_sequences_really_run_at_once() -> None:
-    seen: list[Any] = []
+def test_sampler_reserves_for_the_sequences_that_really_run_at_once() -> None:
+    reserved: list[int] = []
 
-    @attrs.define(eq=False)
-    class Parts:
-        whole: Any
+    class Keeper(SamplerWithDrafts):
+        sequence_bytes = 100
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.whole, name)
+        def reserve(self, max_num_seqs: int) -> None:
+            reserved.append(max_num_seqs)
 
-        def make_sampler(self, name: str, params: Any, vocab_size: int, config: Any = None) -> Any:
-            seen.append(config)
-            return SamplerWithDrafts()
+    with toy_llm(parts=parts_of(sampler=Keeper()), draft_tokens=2, max_num_seqs=64, kv_memory=8192) as llm:
+        plan = llm.built.plan
+    assert reserved == [plan.max_num_seqs]
+    assert 1 < plan.max_num_seqs < 64
+    assert plan.nbytes <= 8192
+    with toy_llm(parts=parts_of(), draft_tokens=2, max_num_seqs=64, kv_memory=8192) as llm:
+        assert llm.built.plan.max_num_seqs > plan.max_num_seqs
 
-    from engine_toys import ToyParts, byte_tokenizer
 
-    from deepinfer_core.build import build_engine
+def test_drafts_that_do_not_fit_are_named() -> None:
+    class Keeper(SamplerWithDrafts):
+        sequence_bytes = 10**6
 
-    config = EngineConfig.resolve({"draft_tokens": 2, "max_num_seqs": 64, "kv_memory": 4096}, environ={})
-    built = build_engine(Parts(ToyParts(config, **parts_of())), byte_tokenizer())
-    built.engine.close()
-    assert built.plan.max_num_seqs < 64
-    assert (seen[0].max_num_seqs, seen[0].draft_tokens) == (built.plan.max_num_seqs, 2)
+    error = refusal(CapacityError, parts=parts_of(sampler=Keeper()), draft_tokens=2, kv_memory=8192)
+    assert "; drafts 1,000,000 B" in error.reason
 
 
 @pytest.mark.parametrize(

@@ -53,18 +53,15 @@ class Assembly:
     """Part (``backend``, ``model``, ``sampler``, ``grammar``) -> the plugin that made it, for the text of a fault."""
     _closed: bool = field(default=False, init=False)
 
-    def make_sampler(
-        self, name: str | None, params: Mapping[str, Any], vocab_size: int, config: EngineConfig | None = None
-    ) -> Sampler:
+    def make_sampler(self, name: str | None, params: Mapping[str, Any], vocab_size: int) -> Sampler:
         """The sampler called ``name`` (None: that of the settings). Loads its plugin on first use.
 
-        :param config: What the sampler gets to see; None: the settings as they are.
         :raises PluginMissing: no plugin has the name; lists the installed ones.
         """
         owner = self.manager.require("sampler", name or self.config.sampler)
         self.owners["sampler"] = owner.origin
         hooks = Hooks(self.manager)
-        return hooks.sampler_create(owner, owner.name, dict(params), vocab_size, config or self.config, self.backend)
+        return hooks.sampler_create(owner, owner.name, dict(params), vocab_size, self.config, self.backend)
 
     def grammar_engine(self) -> MakeGrammarEngine:
         """What makes the grammar engine of the settings. Chooses and loads its plugin, which compiles nothing yet.

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import attrs
 from attrs import frozen
 
 from deepinfer_core.calibration import check_target
@@ -25,7 +24,7 @@ from deepinfer_core.pipeline.lengths import CORRECT_LENGTHS, DECODE_METADATA
 from deepinfer_core.pipeline.machinery import FEED_TOKENS
 from deepinfer_core.plugins.failure import blame, exception_text
 from deepinfer_core.prefix import check_prefix_cache, fingerprint
-from deepinfer_core.speculation import check_sampler, draft_length
+from deepinfer_core.speculation import check_sampler, draft_length, reserve
 from deepinfer_core.tokenizer import Tokenizer
 from deepinfer_core.types import SchedulerHints
 
@@ -61,6 +60,11 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
         tokenizer = Tokenizer.load(parts.card.path, parts.card.config)
     max_model_len = resolve_max_model_len(config, hints)
     block_size = config.block_size or hints.block_size
+    vocab_size = hints.vocab_size or parts.model.vocab_size
+    # Rows of the head beyond the tokenizer have no text and must not be chosen.
+    sampled_vocab = min(vocab_size, tokenizer.vocab_size)
+    sampler = parts.make_sampler(config.sampler, {}, sampled_vocab)
+    check_sampler(config, sampler, parts.owners.get("sampler", ""))
     owners = Owners(**parts.owners)
     with _blaming("backend.unit_bytes", owners):
         plan = plan_pools(
@@ -70,26 +74,22 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
             block_size=block_size,
             max_num_seqs=config.max_num_seqs,
             max_model_len=max_model_len,
+            sequence_bytes=getattr(sampler, "sequence_bytes", 0),
         )
     if config.target_itl_ms is not None:
         tokens = min(max_model_len, plan.tokens)
         check_target(config.target_itl_ms, chunked_prefill=config.chunked_prefill, max_tokens=tokens)
     batched = _batched_tokens(config, plan, max_model_len, num_draft)
-    vocab_size = hints.vocab_size or parts.model.vocab_size
+    with _blaming("sampler.reserve", owners):
+        reserve(sampler, plan.max_num_seqs)
     with _blaming("backend.alloc_caches", owners):
         caches = parts.backend.alloc_caches(parts.cache_specs, plan.units(parts.cache_specs))
-    # Rows of the head beyond the tokenizer have no text and must not be chosen.
-    sampled_vocab = min(vocab_size, tokenizer.vocab_size)
-    seen = attrs.evolve(config, max_num_seqs=plan.max_num_seqs)
-    sampler = parts.make_sampler(config.sampler, {}, sampled_vocab, seen)
-    check_sampler(config, sampler, parts.owners.get("sampler", ""))
     settings = _core_settings(config, hints, plan, vocab_size, max_model_len, batched)
     settings["num_draft"] = num_draft
     if config.prefix_cache:
         check_prefix_cache(hints, block_size=block_size, num_blocks=plan.num_blocks, max_model_len=max_model_len)
         salt = fingerprint(parts.card, parts.cache_specs, config, block_size, parts.backend.name)
         settings.update(prefix_cache=True, prefix_salt=salt)
-    owners = attrs.evolve(owners, sampler=parts.owners.get("sampler", ""))  # known once it is made
 
     def make_engine(changes: Mapping[str, Any], *observers: StepObserver) -> Engine:
         if observers:

@@ -80,7 +80,13 @@ class EngineConfig:
         "those of a run whose windows start there; exact where nothing is skipped.",
         kind="boolean",
     )
-    kv_memory: int = setting(256 << 20, "Memory for the caches, e.g. 512MiB.", kind="size", minimum=1, maximum=2**48)
+    kv_memory: int = setting(
+        256 << 20,
+        "Memory for the caches and for the distributions of drafts, e.g. 512MiB.",
+        kind="size",
+        minimum=1,
+        maximum=2**48,
+    )
     sampler: str = setting("canonical", "Sampler plugin.", kind="text")
     grammar_engine: str = setting("auto", "Grammar engine plugin for structured output, or auto.", kind="text")
     validation: str = setting(

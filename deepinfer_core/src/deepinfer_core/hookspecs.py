@@ -129,8 +129,8 @@ def deepinfer_sampler_create(
     :param name: The sampler's name.
     :param params: Parameters of this sampler; empty for its defaults.
     :param vocab_size: Ids that may be chosen (the smaller of model and tokenizer); logits may be wider.
-    :param config: All settings, frozen. ``draft_tokens``, ``verification`` and ``max_num_seqs`` (what one step really
-        takes) say what a sampler that verifies drafts has to keep. None outside an engine: no drafts.
+    :param config: All settings, frozen. ``draft_tokens`` and ``verification`` say what a sampler that verifies
+        drafts has to do. None outside an engine: no drafts.
     :param backend: The backend whose ops the sampler may call. None outside an engine.
     :returns: The sampler.
 

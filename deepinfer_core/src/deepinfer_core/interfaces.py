@@ -119,6 +119,9 @@ class Sampler(Protocol):
 
     A sampler may have ``host_inputs = True``, which is not required of it: it then gets the inputs as the core packed
     them, in host memory, and decides without waiting for a device what has to be computed.
+
+    One that keeps something for each sequence has ``sequence_bytes``, what that takes for each of them and once more,
+    and ``reserve(max_num_seqs)``, called once, before the first step. The engine counts it as memory of the caches.
     """
 
     def sample(self, logits: Tensor, inputs: SamplerInputs) -> SamplerOutput:

@@ -65,8 +65,11 @@ def plan_pools(
     block_size: int,
     max_num_seqs: int,
     max_model_len: int,
+    sequence_bytes: int = 0,
 ) -> PoolPlan:
     """Share ``kv_memory`` bytes among the pools.
+
+    ``sequence_bytes``: what the sampler keeps for each sequence of a step, and once more: its drafts.
 
     Raises CapacityError when not even one sequence with one block fits.
     """
@@ -75,39 +78,43 @@ def plan_pools(
     block = backend.unit_bytes(specs, "main") if has_blocks else 0
     swa = backend.unit_bytes(specs, "swa") if "swa" in pools else 0
     state = backend.unit_bytes(specs, "state") if "state" in pools else 0
-    least = MIN_UNITS * (block + swa + state)
+    least = MIN_UNITS * (block + swa + state + sequence_bytes)
     if least > kv_memory:
         raise CapacityError(
             f"the caches of one sequence need {_at_least(least)}, --kv-memory is {_at_most(kv_memory)}",
-            reason=f"2 units of each pool: block {block:,} B, swa slot {swa:,} B, state slot {state:,} B",
+            reason=f"2 units of each pool: block {block:,} B, swa slot {swa:,} B, state slot {state:,} B"
+            + (f"; drafts {sequence_bytes:,} B" if sequence_bytes else ""),
             remedy=f"set --kv-memory to {_at_least(least)} or more",
             details={"needed_bytes": least, "available_bytes": kv_memory},
         )
     wanted = int(SLOT_FACTOR * max_num_seqs) + 1
     slots = wanted
-    if swa + state:
+    each = swa + state + sequence_bytes
+    if each:
         share = int(kv_memory * SLOT_SHARE) if has_blocks else kv_memory
-        slots = min(wanted, max(MIN_UNITS, share // (swa + state)))
-        slots = min(slots, (kv_memory - MIN_UNITS * block) // (swa + state))
+        slots = min(wanted, max(MIN_UNITS, share // each))
+        slots = min(slots, (kv_memory - MIN_UNITS * block) // each)
     warnings: list[str] = []
     seqs = min(max_num_seqs, slots - 1)
     if seqs < max_num_seqs:
+        what = f"slots of {swa + state:,} B" + (f" and drafts of {sequence_bytes:,} B" if sequence_bytes else "")
         warnings.append(
             f"W_CAPACITY: {seqs} sequences run at once instead of {max_num_seqs}: "
-            f"{_at_most(kv_memory)} hold {slots - 1} slots of {swa + state:,} B beside the blocks; raise --kv-memory"
+            f"{_at_most(kv_memory)} hold {slots - 1} {what} beside the blocks; raise --kv-memory"
         )
+    fixed = slots * (swa + state) + (seqs + 1) * sequence_bytes
     # More blocks than all sequences at full length could use would only cost memory.
     useful = seqs * -(-max_model_len // block_size) + 1
     blocks = useful
     if block:
-        blocks = min(useful, (kv_memory - slots * (swa + state)) // block)
+        blocks = min(useful, (kv_memory - fixed) // block)
     plan = PoolPlan(
         num_blocks=max(blocks, MIN_UNITS),
         num_swa_slots=slots if swa else 0,
         num_state_slots=slots if state else 0,
         max_num_seqs=seqs,
         block_size=block_size,
-        nbytes=blocks * block + slots * (swa + state),
+        nbytes=blocks * block + fixed,
     )
     if plan.tokens < max_model_len:
         warnings.append(

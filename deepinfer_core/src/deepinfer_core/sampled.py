@@ -110,11 +110,15 @@ _read_rest = attrgetter(*_REST)
 
 def _rest_on_host(sampled: SamplerOutput, owner: str, to_host: Callable[[Any], Any]) -> dict[str, Any]:
     """The optional arrays that are still on the device, as arrays of the host with the shape they have."""
-    return {
+    change: dict[str, Any] = {
         name: _array(name, value, "a host array", owner, to_host)
         for name, value in zip(_REST, _read_rest(sampled), strict=True)
         if value is not None and not isinstance(value, np.ndarray)
     }
+    if sampled.confidence_error is not None and not isinstance(sampled.confidence_error, float | int):
+        error = _host("confidence_error", sampled.confidence_error, "f", "float32", owner, to_host)
+        change["confidence_error"] = float(error.sum())
+    return change
 
 
 def _is_plain(sampled: Any, n: int, vocab_size: int) -> bool:

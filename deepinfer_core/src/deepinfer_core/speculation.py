@@ -52,3 +52,10 @@ def check_sampler(config: EngineConfig, sampler: Sampler, owner: str) -> None:
             remedy="leave --draft-tokens out, or use --sampler canonical",
             details={"field": "draft_tokens", "sampler": config.sampler},
         )
+
+
+def reserve(sampler: Sampler, max_num_seqs: int) -> None:
+    """Let a sampler that keeps something for each sequence allocate it. Raises CapacityError."""
+    allocate = getattr(sampler, "reserve", None)
+    if allocate is not None:
+        allocate(max_num_seqs)

@@ -71,3 +71,42 @@ def probabilities(logits: Sequence[float], temperature: float, survivors: Sequen
         mass[token] = math.exp((logits[token] - best) / temperature)
     total = math.fsum(mass)
     return [m / total for m in mass]
+
+
+def gumbel_best(p: Sequence[float], h: int) -> int:
+    """The token with the highest log-probability plus noise, the lowest id on ties."""
+
+    def score(token: int) -> float:
+        u = ((mix((h + token * GAMMA) & MASK) >> 40) + 0.5) * 2.0**-24
+        return math.log(p[token]) - math.log(-math.log(u))
+
+    return max((token for token in range(len(p)) if p[token] > 0), key=lambda token: (score(token), -token))
+
+
+def verify(
+    target: Sequence[float],
+    drafter: Sequence[float] | None,
+    draft: int,
+    *,
+    seed: int,
+    position: int,
+    temperature: float,
+    is_coupled: bool,
+) -> tuple[bool, int]:
+    """Whether a row accepts ``draft``, and its token. ``drafter`` None: the row verifies nothing."""
+    if temperature < 1e-5:
+        token = ranking(target)[0]
+        return drafter is not None and token == draft, token
+    everything = range(len(target))
+    q = probabilities(target, temperature, everything)
+    if is_coupled:
+        token = gumbel_best(q, key(seed, position, 3))
+        return drafter is not None and token == draft, token
+    if drafter is None:
+        return False, draw([int(x * 2**31) for x in q], key(seed, position, 0))
+    p = probabilities(drafter, temperature, everything)
+    if (accept(seed, position) >> 11) * 2.0**-53 < q[draft] / p[draft]:
+        return True, draft
+    rest = [max(a - b * math.exp(-5e-5), 0.0) for a, b in zip(q, p, strict=True)]
+    left = math.fsum(rest)
+    return False, draw([int(x / left * 2**31) for x in rest], key(seed, position, 1))

@@ -6,31 +6,42 @@ along a row are of integers, so neither the place in the batch nor the other req
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 import torch
 
 from deepinfer_contracts import SamplerInputs, SamplerOutput
 from deepinfer_core.errors import NotSupported, ShapeContractError
 from deepinfer_samplers import shortcuts
-from deepinfer_samplers.draw import draw
+from deepinfer_samplers.drafts import DraftPool, row_bytes
 from deepinfer_samplers.filters import MAX_VOCAB
-from deepinfer_samplers.hashing import FRESH, draw_keys
-from deepinfer_samplers.parameters import StepParameters, read
-from deepinfer_samplers.rows import Rows, parts
+from deepinfer_samplers.parameters import StepParameters, host, read
+from deepinfer_samplers.proposals import Proposer
+from deepinfer_samplers.rows import parts
+from deepinfer_samplers.verification import StepDrafts, choose, joined, verified_output
+
+if TYPE_CHECKING:
+    from deepinfer_core.interfaces import DraftBlock
 
 
 class CanonicalSampler:
-    """Implements `deepinfer_core.interfaces.Sampler`. Keeps no state between steps.
+    """Implements `deepinfer_core.interfaces.DraftingSampler`. Keeps no state between steps but drafts.
 
     Never waits for a device: the parameters are read from host memory, and the results stay where the logits are.
 
+    :param num_draft: Drafts of a request in each decode step; call `reserve` before the first.
+    :param is_coupled: Draw with coupled noise, with and without drafts; else canonical draws and rejection.
+    :param device: Where the drafts are kept.
     :raises NotSupported: ``vocab_size`` is above 262,144.
     """
 
     host_inputs = True
     """``sample`` wants ``SamplerInputs`` as packed, not on the device."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(
+        self, vocab_size: int, *, num_draft: int = 0, is_coupled: bool = False, device: str | torch.device = "cpu"
+    ) -> None:
         if vocab_size > MAX_VOCAB:
             raise NotSupported(
                 f"sampler 'canonical' handles vocabularies of up to {MAX_VOCAB} ids, got {vocab_size}",
@@ -38,6 +49,10 @@ class CanonicalSampler:
                 remedy="use another sampler",
             )
         self.vocab_size = vocab_size
+        self.num_draft = num_draft
+        self.is_coupled = is_coupled
+        self.device = torch.device(device)
+        self._proposer: Proposer | None = None
 
     def sample(self, logits: torch.Tensor, inputs: SamplerInputs) -> SamplerOutput:
         """One token for each request.
@@ -56,46 +71,85 @@ class CanonicalSampler:
                 f" got {str(logits.dtype).removeprefix('torch.')} {tuple(logits.shape)}"
             )
         with torch.inference_mode():
-            return self._sample(logits.detach(), read(inputs, logits.shape[0], logits.shape[1], self.vocab_size))
+            return self._sample(logits.detach(), inputs)
 
-    def _sample(self, logits: torch.Tensor, step: StepParameters) -> SamplerOutput:
-        if len(step.rows) != len(step):
-            raise NotSupported(
-                "sampler 'canonical' does not support verification of drafts: SamplerInputs.draft_rows is set",
-                reason="this release draws one token a request",
-                remedy="run with draft length 0",
-                details={"field": "draft_rows"},
+    @property
+    def sequence_bytes(self) -> int:
+        """What the sampler keeps for each sequence of a step, and for one more: its drafts."""
+        return self.num_draft * row_bytes(self.vocab_size, distributions=not self.is_coupled)
+
+    def reserve(self, max_num_seqs: int) -> None:
+        """Allocate what is kept for ``max_num_seqs`` sequences.
+
+        :raises CapacityError: the device has too little memory.
+        """
+        if self.num_draft:
+            pool = DraftPool(
+                max_num_seqs, self.num_draft, self.vocab_size, distributions=not self.is_coupled, device=self.device
             )
+            self._proposer = Proposer(pool, self.vocab_size, is_coupled=self.is_coupled)
+
+    def draft(
+        self, block: DraftBlock, inputs: SamplerInputs, sampled: SamplerOutput, num_draft: int
+    ) -> tuple[Any, Any]:
+        """Draw the drafts that the next step verifies (`deepinfer_core.interfaces.DraftingSampler`).
+
+        :returns: ids int32 ``[N, K]``, -1 for none, and confidences f32 ``[N, K]``, or None without a confidence head.
+        :raises NotSupported: the sampler was made for another number of drafts.
+        """
+        if self._proposer is None or num_draft != self.num_draft:
+            raise NotSupported(
+                f"sampler 'canonical' was made for {self.num_draft} drafts, and is to draw {num_draft}",
+                reason="its draft pool is allocated when the engine starts",
+                remedy="set --draft-tokens",
+                details={"field": "draft_tokens"},
+            )
+        with torch.inference_mode():
+            ids, confidence = self._proposer.draft(block, inputs, sampled, num_draft)
+            return shortcuts.result(ids), None if confidence is None else shortcuts.result(confidence)
+
+    def _sample(self, logits: torch.Tensor, inputs: SamplerInputs) -> SamplerOutput:
+        step = read(inputs, logits.shape[0], logits.shape[1], self.vocab_size)
+        drafts = self._drafts(inputs, step)
         device = logits.device
-        choices = [_choose(rows) for rows in parts(logits, step, self.vocab_size)]
-        if not choices:
-            empty = torch.zeros(0, device=device)
-            choices = [(empty.to(torch.int32), empty, empty.to(torch.int8))]
-        ids, logprobs, status = choices[0] if len(choices) == 1 else map(torch.cat, zip(*choices, strict=True))
+        choices = []
+        status = []
+        for rows in parts(logits, step, self.vocab_size):
+            choice = choose(rows, is_coupled=self.is_coupled, drafts=drafts)
+            choices.append(choice)
+            status.append(rows.status)
+            if rows.failed is not None:
+                choice.tokens.masked_fill_(rows.failed, 0)
+                choice.logprobs.masked_fill_(rows.failed, float("-inf"))
+        whole = joined(choices, device)
+        states = torch.cat(status) if status else torch.zeros(0, dtype=torch.int8, device=device)
+        ids = whole.tokens.to(torch.int32)
         result = shortcuts.result
-        return SamplerOutput(sampled_ids=result(ids), sampled_logprob=result(logprobs), row_status=result(status))
+        if drafts is None:
+            return SamplerOutput(
+                sampled_ids=result(ids), sampled_logprob=result(whole.logprobs), row_status=result(states)
+            )
+        return verified_output(drafts, step.first, whole, ids, states)
+
+    def _drafts(self, inputs: SamplerInputs, step: StepParameters) -> StepDrafts | None:
+        """The drafts that this step verifies; None in a step without draft rows."""
+        if inputs.draft_rows is None or inputs.row_count is None:
+            if len(step.rows) != len(step):
+                raise no_drafts("row_count", "without draft_rows")
+            return None
+        if self._proposer is None:
+            raise no_drafts("draft_rows", "and it has no drafts")
+        places = host(inputs.draft_rows).astype(np.int64)
+        if step.source is not None:
+            places = places[step.source]
+        verifies = step.rows.offset < np.diff(step.first)[step.rows.request] - 1
+        return StepDrafts(self._proposer.pool, places[: len(step.rows)], verifies)
 
 
-def _choose(rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The token of each row, i32, its log-probability, f32, and the row's status, i8: all ``[r]``."""
-    device = rows.logits.device
-    ids, logprobs = rows.best.to(torch.int32), torch.zeros(len(rows), device=device)
-    forced = None if rows.parameters.forced is None else shortcuts.upload(rows.parameters.forced, device)
-    if forced is not None:  # all the mass of a greedy row is on its best token
-        logprobs.masked_fill_((forced >= 0) & (forced != ids), float("-inf"))
-        ids = torch.where(forced >= 0, forced, ids)
-    drawn = rows.drawn()
-    if len(drawn):
-        index = shortcuts.upload(drawn, device)
-        distribution = rows.distribution(drawn)
-        keys = draw_keys(rows.parameters.seed[drawn], rows.parameters.position[drawn], FRESH).view(np.int64)
-        tokens = draw(distribution.probabilities, shortcuts.upload(keys, device))
-        if forced is not None:
-            wanted = forced[index]
-            tokens = torch.where(wanted >= 0, wanted.long(), tokens)
-        ids[index] = tokens.to(torch.int32)
-        logprobs[index] = distribution.logprobs(tokens)
-    if rows.failed is not None:
-        ids.masked_fill_(rows.failed, 0)
-        logprobs.masked_fill_(rows.failed, float("-inf"))
-    return ids, logprobs, rows.status
+def no_drafts(field: str, what: str) -> NotSupported:
+    return NotSupported(
+        f"sampler 'canonical' cannot verify drafts: SamplerInputs.{field} is set {what}",
+        reason="it was made for an engine with draft_tokens 0",
+        remedy="run with draft length 0",
+        details={"field": field},
+    )

@@ -20,16 +20,16 @@ RESIDUAL: Final = 1
 _ACCEPT: Final = 2
 _FIRST_EXTRA_CASE: Final = 3
 
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
+GAMMA = np.uint64(0x9E3779B97F4A7C15)
+MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def mix(z: U64) -> U64:
     """The SplitMix64 finaliser over ``z + gamma``."""
-    z = z + _GAMMA
-    z = (z ^ (z >> np.uint64(30))) * _MIX_1
-    z = (z ^ (z >> np.uint64(27))) * _MIX_2
+    z = z + GAMMA
+    z = (z ^ (z >> np.uint64(30))) * MIX_1
+    z = (z ^ (z >> np.uint64(27))) * MIX_2
     return z ^ (z >> np.uint64(31))
 
 
@@ -65,4 +65,4 @@ def unsigned(values: npt.ArrayLike) -> U64:
 
 
 def _counter(positions: npt.ArrayLike, case: int) -> U64:
-    return (unsigned(positions) * np.uint64(3) + np.uint64(case)) * _GAMMA
+    return (unsigned(positions) * np.uint64(3) + np.uint64(case)) * GAMMA

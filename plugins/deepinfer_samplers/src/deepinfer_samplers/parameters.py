@@ -114,6 +114,20 @@ def read(inputs: SamplerInputs, n_rows: int, width: int, vocab_size: int) -> Ste
     return StepParameters(rows, first, source, _suppressed(inputs, source, n_rows, width, vocab_size))
 
 
+def of_drafts(inputs: SamplerInputs) -> StepParameters:
+    """A row for each request, with its parameters; the position is that of the first token of the step.
+
+    Tokens that may not be chosen yet, and tokens that are forced, are no matter here: a draft is a proposal only.
+    """
+    n = len(host(inputs.temperature))
+    every = np.arange(n)
+    names = ("temperature", "top_p", "min_p", "top_k", "seed")
+    columns = {name: host(getattr(inputs, name)) for name in names}
+    zeros = np.zeros_like(every)
+    rows = RowParameters(request=every, offset=zeros, position=host(inputs.sample_pos), forced=None, **columns)
+    return StepParameters(rows, np.arange(n + 1), None, None)
+
+
 def host(array: Any) -> npt.NDArray[Any]:
     """``array`` (numpy, or a tensor of any device) as a numpy array; host memory is shared."""
     if isinstance(array, np.ndarray):

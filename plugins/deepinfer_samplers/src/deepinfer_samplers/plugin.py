@@ -49,4 +49,11 @@ def deepinfer_sampler_create(
         )
     from deepinfer_samplers.canonical import CanonicalSampler  # imports torch: only when a sampler is made
 
-    return CanonicalSampler(vocab_size)
+    if config is None or backend is None:
+        return CanonicalSampler(vocab_size)
+    return CanonicalSampler(
+        vocab_size,
+        num_draft=config.draft_tokens,
+        is_coupled=config.verification == "coupled",
+        device=str(backend.device),
+    )

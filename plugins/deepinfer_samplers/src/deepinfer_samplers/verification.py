@@ -1,0 +1,235 @@
+"""Accepting drafts (``spec/sampling.md`` 2.7): what each row of a step gives, and how far the drafts of a request hold.
+
+All but the last row of a request verify a draft; the last one gives a token of its own. With *rejection* a draft is
+accepted with probability ``min(1, q / p)`` and replaced from the residual otherwise, so that tokens follow the target's
+distribution q whatever the drafter's p. With *coupled* draws, and for greedy requests, the row's token does not depend
+on the draft, which is accepted if it is the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from attrs import frozen
+
+from deepinfer_contracts import SamplerOutput
+from deepinfer_samplers import shortcuts
+from deepinfer_samplers.drafts import NO_DRAFT, DraftPool
+from deepinfer_samplers.draw import draw
+from deepinfer_samplers.filters import MASS_BITS, Distribution, mass
+from deepinfer_samplers.gumbel import coupled, noise_keys
+from deepinfer_samplers.hashing import FRESH, RESIDUAL, accept_keys, draw_keys, uniform
+from deepinfer_samplers.rows import Rows
+
+KEEP: Final = math.exp(-5e-5)
+"""Share of p that the residual takes from q: it is never empty where p and q are almost equal, at the price of a total
+variation below 5e-5."""
+
+
+@frozen
+class StepDrafts:
+    """The drafts that a decode step verifies. Rows are those of the step, request after request."""
+
+    pool: DraftPool
+    places: npt.NDArray[np.int64]
+    """``[R]``: row of the pool; of a row that verifies nothing, any row of slot 0."""
+    verifies: npt.NDArray[np.bool_]
+    """``[R]``: whether the row verifies a draft. Host values: they say which work there is."""
+
+
+@frozen
+class Choice:
+    """What some rows give. Tensors lie where the logits do."""
+
+    tokens: torch.Tensor
+    """int64 ``[r]``: the draft where it is accepted, else what takes its place."""
+    logprobs: torch.Tensor
+    """f32 ``[r]``, log-probability of the token in the row's processed distribution."""
+    accepted: torch.Tensor | None
+    """bool ``[r]``: the row's own verdict, before those of earlier rows; None where no row verifies."""
+    chance: torch.Tensor | None
+    """f32 ``[r]``: how probable it was that the draft is accepted. With coupled and greedy rows it is 0 or 1."""
+
+
+def choose(rows: Rows, *, is_coupled: bool, drafts: StepDrafts | None) -> Choice:
+    """The token of each row, accepted or drawn. Failed rows accept nothing; their tokens mean nothing."""
+    device = rows.logits.device
+    tokens, logprobs = rows.best.clone(), torch.zeros(len(rows), device=device)
+    wanted = chance = accepted = None
+    if drafts is not None:
+        places = shortcuts.upload(drafts.places[rows.at], device)
+        verifies = shortcuts.upload(drafts.verifies[rows.at], device)
+        wanted = torch.where(verifies, drafts.pool.tokens[places].long(), NO_DRAFT)
+    drawn = rows.drawn()
+    distribution = rows.distribution(drawn) if len(drawn) else None
+    index = shortcuts.upload(drawn, device)
+    if distribution is not None and (is_coupled or drafts is None or wanted is None):
+        tokens[index] = _target_tokens(distribution, rows, drawn, is_coupled=is_coupled)
+    if wanted is not None:
+        accepted = tokens == wanted
+        chance = accepted.to(torch.float32)
+        if distribution is not None and drafts is not None and not is_coupled:
+            verdict = _reject(distribution, rows, drawn, drafts, wanted[index])
+            tokens[index], accepted[index], chance[index] = verdict
+    if rows.parameters.forced is not None:
+        forced = shortcuts.upload(rows.parameters.forced.astype(np.int64), device)
+        tokens = torch.where(forced >= 0, forced, tokens)
+        if accepted is not None and wanted is not None:
+            accepted = torch.where(forced >= 0, forced == wanted, accepted)
+        # All the mass of a greedy row is on its best token.
+        logprobs.masked_fill_((forced >= 0) & (forced != rows.best), float("-inf"))
+    if distribution is not None:
+        logprobs[index] = distribution.logprobs(tokens[index])
+    if accepted is not None and rows.failed is not None:
+        accepted &= ~rows.failed
+    return Choice(tokens, logprobs, accepted, chance)
+
+
+def _target_tokens(
+    distribution: Distribution, rows: Rows, drawn: npt.NDArray[np.intp], *, is_coupled: bool
+) -> torch.Tensor:
+    """Tokens of rows that look at no draft, int64 ``[r]``."""
+    seed, position = rows.parameters.seed[drawn], rows.parameters.position[drawn]
+    device = rows.logits.device
+    if is_coupled:
+        return coupled(distribution, shortcuts.upload(noise_keys(seed, position), device))
+    return draw(distribution.probabilities, shortcuts.upload(draw_keys(seed, position, FRESH).view(np.int64), device))
+
+
+def _reject(
+    distribution: Distribution,
+    rows: Rows,
+    drawn: npt.NDArray[np.intp],
+    drafts: StepDrafts,
+    wanted: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rejection sampling of the rows ``drawn``: tokens int64, whether the draft is it, and how probable that was."""
+    device = rows.logits.device
+    seed, position = rows.parameters.seed[drawn], rows.parameters.position[drawn]
+    verifies = drafts.verifies[rows.at][drawn]
+    keys = np.where(verifies, draw_keys(seed, position, RESIDUAL), draw_keys(seed, position, FRESH)).view(np.int64)
+    accepted = torch.zeros(len(drawn), dtype=torch.bool, device=device)
+    chance = torch.zeros(len(drawn), device=device)
+    weights = distribution.probabilities
+    some = np.flatnonzero(verifies)
+    if len(some) and drafts.pool.probabilities is not None:
+        at = shortcuts.upload(some, device)
+        q, x = weights[at], wanted[at]
+        p = drafts.pool.probabilities[shortcuts.upload(drafts.places[rows.at][drawn][some], device)]
+        column = x.clamp(min=0).unsqueeze(1)
+        ratio = q.gather(1, column).double() / p.gather(1, column).double()
+        noise = shortcuts.upload(uniform(accept_keys(seed[some], position[some])), device)
+        accepted[at] = (noise < ratio.squeeze(1)) & (x != NO_DRAFT)
+        rest, left = residual(q, p)
+        chance[at] = (1.0 - left).clamp_(min=0.0)
+        weights = weights.index_copy(0, at, rest)
+    tokens = draw(weights, shortcuts.upload(keys, device))
+    return torch.where(accepted, wanted, tokens), accepted, chance
+
+
+def residual(q: torch.Tensor, p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``max(q - p * e**-5e-5, 0)`` of each row as a distribution, f32 ``[r, V]``, and its mass before, f32 ``[r]``.
+
+    The mass is counted in fixed point, so that it does not depend on the order of summation. Where nothing is left,
+    which rounding alone can bring about, the residual is q.
+    """
+    rest = (q - p * KEEP).clamp_(min=0.0)
+    total = mass(rest).sum(-1)
+    left = total.to(torch.float32) * 2.0**-MASS_BITS
+    empty = total == 0
+    rest /= left.masked_fill(empty, 1.0).unsqueeze(1)
+    if not shortcuts.is_clear(empty):
+        rest = torch.where(empty.unsqueeze(1), q, rest)
+    return rest, left
+
+
+@frozen
+class Outcome:
+    """How far the drafts of each request hold. Tensors lie where the logits do."""
+
+    accepted: torch.Tensor
+    """int64 ``[N]``: drafts that were accepted one after the other."""
+    final: torch.Tensor
+    """int64 ``[N]``: the row whose token ends the step of the request."""
+    counted: torch.Tensor
+    """bool ``[R]``: rows whose draft is part of the output."""
+    verified_per_step: torch.Tensor
+    """int32 ``[K]``: drafts verified at each place of a block."""
+    accepted_per_step: torch.Tensor
+    """int32 ``[K]``: of these, how many became part of the output."""
+
+
+def settle(first: npt.NDArray[np.intp], accepted: torch.Tensor, is_draft: torch.Tensor, num_draft: int) -> Outcome:
+    """The prefix rule: a row counts only if every earlier row of its request was accepted.
+
+    :param first: ``[N + 1]``, request i has the rows ``[first[i], first[i + 1])``, at least one.
+    :param accepted: bool ``[R]``, each row's own verdict.
+    :param is_draft: bool ``[R]``, whether the row verifies a token.
+    """
+    device = accepted.device
+    counts = np.diff(first)
+    row = first[:-1, None] + np.arange(num_draft)
+    inside = shortcuts.upload(np.arange(num_draft) < counts[:, None] - 1, device)
+    at = shortcuts.upload(np.minimum(row, max(int(first[-1]) - 1, 0)), device)
+    holds = (accepted[at] & inside).to(torch.int32).cumprod(1)
+    length = holds.sum(1)
+    request = np.repeat(np.arange(len(counts)), counts)
+    offset = shortcuts.upload(np.arange(len(request)) - first[:-1][request], device)
+    counted = offset < length[shortcuts.upload(request, device)]
+    return Outcome(
+        length,
+        shortcuts.upload(first[:-1].astype(np.int64), device) + length,
+        counted,
+        (is_draft[at] & inside).sum(0).to(torch.int32),
+        holds.sum(0).to(torch.int32),
+    )
+
+
+def joined(choices: Sequence[Choice], device: torch.device) -> Choice:
+    """All rows of a step from its parts."""
+    if len(choices) == 1:
+        return choices[0]
+    if not choices:
+        empty = torch.zeros(0, device=device)
+        return Choice(empty.long(), empty, empty.bool(), empty)
+    tokens, logprobs = torch.cat([c.tokens for c in choices]), torch.cat([c.logprobs for c in choices])
+    accepted = [c.accepted for c in choices if c.accepted is not None]
+    chance = [c.chance for c in choices if c.chance is not None]
+    whole = len(accepted) == len(choices)
+    return Choice(tokens, logprobs, torch.cat(accepted) if whole else None, torch.cat(chance) if whole else None)
+
+
+def verified_output(
+    drafts: StepDrafts, first: npt.NDArray[np.intp], rows: Choice, ids: torch.Tensor, status: torch.Tensor
+) -> SamplerOutput:
+    """The output of a step that verifies: tokens, what was accepted, and the statistics of it.
+
+    :param ids: int32 ``[R]``, the tokens of ``rows``; ``status`` int8 ``[R]``.
+    """
+    device, pool = ids.device, drafts.pool
+    places = shortcuts.upload(drafts.places, device)
+    is_draft = shortcuts.upload(drafts.verifies, device) & (pool.tokens[places] != NO_DRAFT)
+    accepted = torch.zeros_like(is_draft) if rows.accepted is None else rows.accepted & is_draft
+    outcome = settle(first, accepted, is_draft, pool.num_draft)
+    final, counted = outcome.final, outcome.counted
+    result = shortcuts.result
+    output = SamplerOutput(
+        sampled_ids=result(ids[final]),
+        sampled_logprob=result(rows.logprobs[final]),
+        row_status=result(status[final]),
+        verified_ids=result(ids.masked_fill(~counted, NO_DRAFT)),
+        verified_logprob=result(rows.logprobs.masked_fill(~counted, 0.0)),
+        draft_logprob=result(pool.logprobs[places].clamp(max=0.0).masked_fill(~is_draft, 0.0)),
+        accepted=result(outcome.accepted.to(torch.int32)),
+        verified_per_step=result(outcome.verified_per_step),
+        accepted_per_step=result(outcome.accepted_per_step),
+    )
+    if rows.chance is not None:
+        error = (rows.chance - pool.confidence[places]).abs().masked_fill(~is_draft, 0.0).sum()
+        output.confidence_error = float(error) if shortcuts.on_host(error) else error
+    return output
