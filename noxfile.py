@@ -16,7 +16,10 @@ ROOT = Path(__file__).parent
 TORCH = "torch==2.13.0"
 TORCHLESS = ("./contracts", "./native", "./deepinfer_core")
 PLUGINS = ("./plugins/deepinfer_cpu", "./plugins/deepinfer_v41", "./plugins/deepinfer_samplers")
-TEST_TOOLS = ("pytest>=8.3", "pytest-xdist>=3.6", "pytest-timeout>=2.3", "hypothesis>=6.100", "jsonschema>=4.20")
+TEST_TOOLS = (
+    *("pytest>=8.3", "pytest-xdist>=3.6", "pytest-timeout>=2.3", "hypothesis>=6.100", "jsonschema>=4.20"),
+    "deepseek-recipe>=0.2,<0.3",
+)
 LINT_TOOLS = ("ruff==0.17.6",)
 TYPE_TOOLS = ("mypy==2.4.1",)
 # Two OpenMP threads on busy cores are a hundred times slower than one; tests run side by side instead.

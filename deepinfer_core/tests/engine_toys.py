@@ -291,10 +291,12 @@ SETTINGS: dict[str, object] = {"max_num_seqs": 16, "validation": "full"}
 """Of every toy LLM; the fixture ``overlap`` runs a test with both values of that setting."""
 
 
-def toy_llm(*, eos: bool = True, parts: Mapping[str, Any] | None = None, **settings: object) -> LLM:
+def toy_llm(
+    *, eos: bool = True, parts: Mapping[str, Any] | None = None, tokenizer: Tokenizer | None = None, **settings: object
+) -> LLM:
     settings = {**SETTINGS, **settings}
     config = EngineConfig.resolve(settings, environ={}, flag_origin="argument")
-    return LLM.from_assembly(ToyParts(config, **(parts or {})), byte_tokenizer(eos=eos))
+    return LLM.from_assembly(ToyParts(config, **(parts or {})), tokenizer or byte_tokenizer(eos=eos))
 
 
 def solo_tokens(prompt: Sequence[int], count: int, *, ends: frozenset[int] = frozenset({EOS})) -> list[int]:

@@ -25,14 +25,19 @@ class Detokenizer:
     :param stops: Stop strings.
     :param min_tokens: Stop strings count only in text that comes after this many tokens.
     :param include_stop: Keep the stop string in the text.
+    :param stops_between: Tokens between which stop strings count: from the first (None: from the start) to the second
+        (None: to the end). In a chat, reasoning and tool calls end at no stop string.
     :param prompt_tail: Bytes of an incomplete character at the end of the prompt (:func:`incomplete_tail`).
     """
 
     __slots__ = (
+        "_closing",
         "_decoder",
         "_include",
+        "_is_open",
         "_min",
         "_n",
+        "_opening",
         "_pieces",
         "_scanner",
         "_table",
@@ -49,9 +54,12 @@ class Detokenizer:
         *,
         min_tokens: int = 0,
         include_stop: bool = False,
+        stops_between: tuple[int | None, int | None] = (None, None),
         prompt_tail: bytes = b"",
     ) -> None:
         self._table = table
+        self._opening, self._closing = stops_between
+        self._is_open = self._opening is None
         self._decoder = _Utf8("replace")
         self._scanner = StopScanner(stops) if stops else None
         self._min = min_tokens
@@ -71,7 +79,12 @@ class Detokenizer:
             return False
         self._n += 1
         text = self._decoded(token_id)
-        if self._n <= self._min:
+        if token_id in (self._opening, self._closing):
+            self._is_open = token_id == self._opening
+            self._keep(self._scanner.flush())
+            self._keep(text)
+            return False
+        if self._n <= self._min or not self._is_open:
             self._keep(text)
             return False
         released, self.stop = self._scanner.feed(text)

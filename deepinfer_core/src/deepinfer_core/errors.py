@@ -87,6 +87,13 @@ class InvalidPrompt(DeepInferError, ValueError):
     exit_status = EXIT_USAGE
 
 
+class InvalidMessages(DeepInferError, ValueError):
+    """Messages of a chat are no conversation: an unknown role, an empty turn, a tool's result without a call."""
+
+    code = "E_MESSAGES"
+    exit_status = EXIT_USAGE
+
+
 class InvalidInputFile(DeepInferError, ValueError):
     """A prompts file cannot be read, or one of its lines is malformed (names the line)."""
 
@@ -277,6 +284,19 @@ class TokenizerError(ModelError):
     """The tokenizer's files are missing, malformed, or do not fit the model."""
 
     code = "E_TOKENIZER"
+
+
+class ModelCannotChat(ModelError):
+    """The model's tokenizer lacks control tokens of the chat form; names them."""
+
+    code = "E_CHAT"
+
+
+class LibraryMissing(DeepInferError):
+    """A feature needs a package that is not installed; names it."""
+
+    code = "E_LIBRARY"
+    exit_status = EXIT_MODEL
 
 
 # --- engine -----------------------------------------------------------------------------------------------------

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from deepinfer_core.outputs import RequestOutput
 from deepinfer_core.prompts import Prompt, PromptInput, inputs_of
+from deepinfer_core.requests import Request
 from deepinfer_core.runs import Run, Stream
 from deepinfer_core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from deepinfer_core.build import Built
+    from deepinfer_core.chat.conversation import Conversation
+    from deepinfer_core.chat.options import ChatOptions
+    from deepinfer_core.chat.outputs import ChatOutput
+    from deepinfer_core.chat.prompt import ChatEncoder, ChatPrompt
+    from deepinfer_core.chat.results import ChatStream
     from deepinfer_core.config import EngineConfig
     from deepinfer_core.parts import Parts
     from deepinfer_core.pipeline import PhaseTimes
     from deepinfer_core.prefix import PrefixCacheReport
     from deepinfer_core.tokenizer import Tokenizer
+
+Output = TypeVar("Output")
+Chat = Sequence[Mapping[str, object]] | Mapping[str, object]
+"""One conversation: its messages, or a mapping with ``messages`` and settings of its own."""
 
 WINDOW_FACTOR = 2
 """Prompts in the engine for each sequence of a full step: enough that its queue never runs dry."""
@@ -91,15 +102,18 @@ class LLM:
         runs and raises KeyboardInterrupt; its attribute ``partial`` is the list of results of the prompts read so far,
         unfinished ones with reason ``abort``.
         """
-        run = self.run(inputs_of(prompts, self._checked(sampling_params)))
-        done: dict[int, RequestOutput] = {}
+        return self._collect(self.run(inputs_of(prompts, self._checked(sampling_params))), Request.output)
+
+    def _collect(self, run: Run, output_of: Callable[[Request], Output]) -> list[Output]:
+        """The results of all prompts of ``run``, in order."""
+        done: dict[int, Output] = {}
         try:
             for request in run:
                 if not request.head.open_samples:
-                    done[request.index] = request.output()
+                    done[request.index] = output_of(request.head)
         except BaseException as stopped:
             for request in run.stop():
-                done[request.index] = request.output()
+                done[request.index] = output_of(request.head)
             if isinstance(stopped, KeyboardInterrupt):
                 stopped.partial = _in_order(done)  # type: ignore[attr-defined]  # documented above
             raise
@@ -116,6 +130,71 @@ class LLM:
         ends one prompt, ``close()`` all of them.
         """
         return Stream(self.run(inputs_of(prompts, self._checked(sampling_params)), streaming=True))
+
+    def chat(
+        self,
+        messages: Chat | Iterable[Chat],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        tool_choice: str | Mapping[str, object] = "auto",
+        thinking: bool = True,
+        effort: str | None = None,
+        continue_last: bool = False,
+    ) -> list[ChatOutput]:
+        """Answer conversations: one result per conversation, in order, also for those that fail.
+
+        :param messages: A list of messages (``{"role": "user", "content": "Hello"}``), a mapping with ``messages`` and
+            settings of its own (``{"messages": [...], "thinking": False, "max_tokens": 50}``), or an iterable of these.
+        :param sampling_params: For all, or a list with one for each; without, an answer may have 8192 tokens, with
+            thinking 65536, with effort ``max`` 131072, and what fits into the context. Stop strings count in the
+            content only, not in reasoning or tool calls.
+        :param tools: ``tool_choice``, ``thinking``, ``effort``, ``continue_last``: see ``ChatOptions``.
+
+        Control tokens spelled in messages are plain text. Raises LibraryMissing without ``deepseek-recipe``,
+        ModelCannotChat where the tokenizer lacks control tokens, InvalidParameter for options outside their range. A
+        conversation that is none has an ``error`` (InvalidMessages) and the others go on. Ctrl-C as in ``generate``.
+        """
+        options = _chat_options(tools, tool_choice, thinking, effort, continue_last)
+        run = self.run(self._conversations(messages, sampling_params, options))
+        return self._collect(run, _chat_output)
+
+    def chat_stream(
+        self,
+        messages: Chat | Iterable[Chat],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        tool_choice: str | Mapping[str, object] = "auto",
+        thinking: bool = True,
+        effort: str | None = None,
+        continue_last: bool = False,
+    ) -> ChatStream:
+        """``chat`` as an iterator of ``ChatChunk``: new reasoning, content and tool calls, as they come."""
+        from deepinfer_core.chat.results import ChatStream
+
+        options = _chat_options(tools, tool_choice, thinking, effort, continue_last)
+        return ChatStream(self.run(self._conversations(messages, sampling_params, options), streaming=True))
+
+    def _conversations(self, messages: object, params: object, options: ChatOptions) -> Iterator[PromptInput]:
+        from deepinfer_core.chat.inputs import conversations_of
+
+        _ = self.chat_encoder  # a model that cannot chat is an error of the call, not of a conversation
+        return conversations_of(messages, self._checked(params), options, self.encode_chat)
+
+    def encode_chat(
+        self, conversation: Conversation, params: SamplingParams | None = None
+    ) -> tuple[ChatPrompt, SamplingParams]:
+        """A conversation as the model sees it, and the parameters that it is sampled with."""
+        prompt = self.chat_encoder.encode(conversation, max_model_len=self.built.max_model_len)
+        return prompt, SamplingParams() if params is None else params
+
+    @cached_property
+    def chat_encoder(self) -> ChatEncoder:
+        """What renders conversations for this model. Raises LibraryMissing, ModelCannotChat."""
+        from deepinfer_core.chat.prompt import ChatEncoder
+
+        return ChatEncoder(self.built.tokenizer)
 
     def run(
         self,
@@ -195,5 +274,21 @@ class LLM:
         return params
 
 
-def _in_order(done: dict[int, RequestOutput]) -> list[RequestOutput]:
+def _in_order(done: dict[int, Output]) -> list[Output]:
     return [done[index] for index in sorted(done)]
+
+
+def _chat_output(request: Request) -> ChatOutput:
+    from deepinfer_core.chat.results import chat_output
+
+    return chat_output(request)
+
+
+def _chat_options(
+    tools: object, tool_choice: object, thinking: object, effort: object, continue_last: object
+) -> ChatOptions:
+    from deepinfer_core.chat.options import ChatOptions
+
+    return ChatOptions(
+        tools=tools, tool_choice=tool_choice, thinking=thinking, effort=effort, continue_last=continue_last
+    )

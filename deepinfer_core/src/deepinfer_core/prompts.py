@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from attrs import frozen
 
 from deepinfer_core.errors import DeepInferError, InvalidInputFile, InvalidParameter, InvalidPrompt, NotSupported
 from deepinfer_core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from deepinfer_core.chat.prompt import ChatPrompt
 
 MAX_LINE_BYTES = 16 << 20
 """Longest line of a prompts file, without its newline."""
@@ -22,7 +25,7 @@ MAX_LINE_BYTES = 16 << 20
 Prompt = str | Sequence[int] | Mapping[str, object]
 
 NOT_TEXT = {
-    "messages": ("chat messages", "render the chat to one string and pass that as the prompt"),
+    "messages": ("messages among prompts", "use LLM.chat, or deepinfer generate --messages FILE"),
     "image": ("image input", "pass text only"),
     "images": ("image input", "pass text only"),
     "multi_modal_data": ("image input", "pass text only"),
@@ -46,6 +49,8 @@ class PromptInput:
     request_id: str | None = None
     line: int | None = None
     error: DeepInferError | None = None
+    chat: ChatPrompt | None = None
+    """Where the prompt is a rendered conversation: what reading its answer needs."""
 
 
 def inputs_of(prompts: Prompt | Iterable[Prompt], params: object = None) -> Iterator[PromptInput]:
@@ -120,12 +125,17 @@ def _plain_prompt(item: object) -> str | tuple[object, ...]:
     raise InvalidPrompt(f"the prompt is {type(item).__name__}", remedy="pass a string or a list of token ids")
 
 
-def _object_input(item: Mapping[str, object], params: SamplingParams, line: int | None) -> PromptInput:
-    """A prompt with its own id and sampling fields: ``{"prompt": ..., "id": ..., "max_tokens": ...}``."""
+def request_id_of(item: Mapping[str, object]) -> str | None:
+    """The ``id`` that the caller gave to a prompt or conversation. Raises InvalidPrompt for an odd one."""
     name = item.get("id")
     if name is not None and (isinstance(name, bool) or not isinstance(name, (str, int))):
         raise InvalidPrompt(f"id is {name!r}", remedy="make it a string or an integer")
-    request_id = None if name is None else str(name)
+    return None if name is None else str(name)
+
+
+def _object_input(item: Mapping[str, object], params: SamplingParams, line: int | None) -> PromptInput:
+    """A prompt with its own id and sampling fields: ``{"prompt": ..., "id": ..., "max_tokens": ...}``."""
+    request_id = request_id_of(item)
     try:
         for key, (what, remedy) in NOT_TEXT.items():
             if key in item:
@@ -159,11 +169,24 @@ def read_text(source: Iterable[bytes], params: SamplingParams) -> Iterator[Promp
 
 def read_jsonl(source: Iterable[bytes], params: SamplingParams) -> Iterator[PromptInput]:
     """One JSON object per line: ``prompt`` or ``prompt_token_ids``, maybe ``id``, and sampling fields."""
-    for line, raw in _lines(source):
+    for line, value in objects_of_lines(source, '{"prompt": "import os"}'):
         try:
-            yield _object_input(_parse_object(_within_limit(raw, line), line), params, line)
+            if isinstance(value, DeepInferError):
+                raise value
+            yield _object_input(value, params, line)
         except DeepInferError as err:
             yield PromptInput(None, params, line=line, error=err)
+
+
+def objects_of_lines(
+    source: Iterable[bytes], example: str
+) -> Iterator[tuple[int, Mapping[str, object] | DeepInferError]]:
+    """Each line's number and JSON object, or what is wrong with the line. ``example``: a line as it should be."""
+    for line, raw in _lines(source):
+        try:
+            yield line, _parse_object(_within_limit(raw, line), line, example)
+        except DeepInferError as err:
+            yield line, err
 
 
 def _lines(source: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
@@ -186,8 +209,8 @@ def _within_limit(raw: bytes, line: int) -> bytes:
     return raw
 
 
-def _parse_object(raw: bytes, line: int) -> Mapping[str, object]:
-    remedy = 'write one JSON object per line, such as {"prompt": "import os"}'
+def _parse_object(raw: bytes, line: int, example: str) -> Mapping[str, object]:
+    remedy = f"write one JSON object per line, such as {example}"
     details = {"line": line}
     if not raw.strip():
         raise InvalidInputFile(f"line {line} is empty", remedy=remedy, details=details)
@@ -223,14 +246,23 @@ def encode_prompt(
         if len(prompt) > limit:
             raise _too_long(f"{len(prompt)} tokens", len(prompt), limit)
         return tuple(_checked_id(item, vocab_size) for item in prompt)
-    least = tokenizer.least_tokens(prompt)
-    if least > limit:  # known from its length: encoding takes seconds and hundreds of bytes of memory per token
-        size = len(prompt.encode("utf-8", "surrogatepass"))
-        raise _too_long(f"{size} bytes, which are at least {least} tokens", least, limit)
+    check_length(prompt, tokenizer, max_model_len=max_model_len)
     ids = tuple(tokenizer.encode(prompt))
     if len(ids) > limit:
         raise _too_long(f"{len(ids)} tokens", len(ids), limit)
     return ids
+
+
+def check_length(prompt: str, tokenizer: Encoder, *, max_model_len: int) -> None:
+    """Raise InvalidPrompt for text that is too long whatever its tokens are.
+
+    Encoding it would take seconds, and hundreds of bytes of memory per token.
+    """
+    limit = max_model_len - 1
+    least = tokenizer.least_tokens(prompt)
+    if least > limit:
+        size = len(prompt.encode("utf-8", "surrogatepass"))
+        raise _too_long(f"{size} bytes, which are at least {least} tokens", least, limit)
 
 
 def _too_long(size: str, tokens: int, limit: int) -> InvalidPrompt:

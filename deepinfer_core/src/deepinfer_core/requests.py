@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from typing import TYPE_CHECKING
 
 from attrs import define, field
 
@@ -16,6 +17,9 @@ from deepinfer_core.outputs import Completion, RequestOutput, StreamChunk
 from deepinfer_core.records import RowStatus
 from deepinfer_core.sampled import BadRow
 from deepinfer_core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from deepinfer_core.chat.prompt import ChatPrompt
 
 
 @define(eq=False)
@@ -37,6 +41,7 @@ class Request:
     eos_ids: frozenset[int] = frozenset()
     streaming: bool = False
     line: int | None = None
+    chat: ChatPrompt | None = None
     sample: int = 0
     first: Request | None = None
     """The first sample of the same prompt; None: this is it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import Self, TypeVar
 
 from deepinfer_core.detokenizer import Detokenizer, incomplete_tail
 from deepinfer_core.engine import Engine
@@ -193,7 +194,7 @@ class Run:
             seed = params.seed
             if seed is None and ids:
                 seed = request_seed(self._seed, index)
-        table = self._tokenizer.token_bytes
+        table = self._tokenizer.token_bytes if item.chat is None else item.chat.token_bytes
         tail = b""
         if not isinstance(item.prompt, str):
             # Four tokens are enough: the bytes of an unfinished character are at most three.
@@ -210,30 +211,38 @@ class Run:
                 params.stop,
                 min_tokens=params.min_tokens,
                 include_stop=params.include_stop,
+                stops_between=(None, None) if item.chat is None else item.chat.stops_between,
                 prompt_tail=tail,
             ),
             inbox=self._inbox,
             eos_ids=self._tokenizer.eos_ids,
             streaming=self._streaming,
             line=item.line,
+            chat=item.chat,
         )
 
 
-class Stream(Iterator[StreamChunk]):
-    """Chunks of all prompts of a call, as they come. Close it to abort what still runs."""
+Piece = TypeVar("Piece")
 
-    def __init__(self, run: Run, done: Callable[[], None] | None = None) -> None:
+
+class RunIterator(Iterator[Piece]):
+    """Pieces of all prompts of a call, as they come. Close it to abort what still runs."""
+
+    def __init__(self, run: Run) -> None:
         self._run: Run | None = run
-        self._done = done
 
-    def __next__(self) -> StreamChunk:
+    def _piece(self, request: Request) -> Piece | None:
+        """What is new of ``request``; None: nothing that the caller wants to see."""
+        raise NotImplementedError
+
+    def __next__(self) -> Piece:
         if self._run is None:
             raise StopIteration
         try:
             for request in self._run:
-                chunk = request.chunk()
-                if chunk.text or chunk.token_ids or chunk.completion is not None:
-                    return chunk
+                piece = self._piece(request)
+                if piece is not None:
+                    return piece
         except BaseException:
             self.close()
             raise
@@ -251,7 +260,7 @@ class Stream(Iterator[StreamChunk]):
         if run is not None:
             run.stop()
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -260,3 +269,11 @@ class Stream(Iterator[StreamChunk]):
     def __del__(self) -> None:
         if not sys.is_finalizing():  # then the engine goes as a whole
             self.close()
+
+
+class Stream(RunIterator[StreamChunk]):
+    """Chunks of all prompts of a call, as they come. Close it to abort what still runs."""
+
+    def _piece(self, request: Request) -> StreamChunk | None:
+        chunk = request.chunk()
+        return chunk if chunk.text or chunk.token_ids or chunk.completion is not None else None

@@ -37,6 +37,7 @@ class Tokenizer:
         description = json.loads(library.to_str())
         _require_byte_level(description)
         self.token_bytes, self.special_bytes = _tables(library)
+        self._added = frozenset(library.get_added_tokens_decoder())
         spellings = (*self.token_bytes, *self.special_bytes.values())
         self._longest = 0 if _drops_text(library, description) else max(map(len, spellings), default=0)
 
@@ -91,6 +92,16 @@ class Tokenizer:
         if self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
         return ids
+
+    def control_id(self, text: str) -> int | None:
+        """The id of the added token that is spelled ``text``; None if there is none."""
+        token: int | None = self._library.token_to_id(text)
+        return token if token in self._added else None
+
+    def description(self) -> str:
+        """The tokenizer as the text of a ``tokenizer.json``."""
+        text: str = self._library.to_str()
+        return text
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ``ids`` in one go, special tokens left out."""
