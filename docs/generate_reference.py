@@ -133,7 +133,7 @@ def _value(value: object) -> str:
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     if isinstance(value, tuple | dict):
-        return f"`{', '.join(value)}`" if value else "none"
+        return f"`{', '.join(map(str, value))}`" if value else "none"
     return f"`{value}`"
 
 

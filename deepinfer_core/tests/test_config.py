@@ -171,6 +171,24 @@ def test_resolve_accepts_the_ends_of_a_range():
     assert (config.seed, config.max_num_seqs) == (2**64 - 1, 1)
 
 
+@pytest.mark.parametrize(
+    ("given", "values"), [("1.5", (1.5,)), (" 1,0.5, 2", (1.0, 0.5, 2.0)), (2, (2.0,)), ([1, 0.25], (1.0, 0.25))]
+)
+def test_resolve_reads_one_number_or_several(given, values):
+    assert EngineConfig.resolve({"confidence_temperature": given}, environ={}).confidence_temperature == values
+
+
+@pytest.mark.parametrize("given", ["", "0", "-1", "1,", "nan", "inf", "one", [], [True], [None], "1;2", 10**400])
+def test_resolve_refuses_what_is_no_list_of_positive_numbers(given):
+    with pytest.raises(ConfigError, match="confidence_temperature must be numbers above 0"):
+        EngineConfig.resolve({"confidence_temperature": given}, environ={})
+
+
+def test_confidence_temperature_has_the_name_of_the_original_in_the_environment():
+    environ = {"DEEPINFER_DFLASH_CONFIDENCE_HEAD_TEMPERATURE": "1.25,2"}
+    assert EngineConfig.resolve(environ=environ).confidence_temperature == (1.25, 2.0)
+
+
 def test_resolve_refuses_groups():
     with pytest.raises(NotSupported) as caught:
         EngineConfig.resolve({"dp": 2, "ep": "8"}, environ={})

@@ -109,7 +109,7 @@ def assemble(
         if missing:
             raise refuse_missing(backend.name, backend.capabilities.arch, missing)
         specs = hooks.cache_specs(owner, match, config)
-        hints = hooks.scheduler_hints([owner, selection.record, *extensions], match, backend)
+        hints = hooks.scheduler_hints([owner, selection.record, *extensions], match, backend, config)
         resolve_max_model_len(config, hints)  # a model allocates for the length that it is given
         model = hooks.model_create(owner, match, config, backend)
         _load(owner, model, card.path)

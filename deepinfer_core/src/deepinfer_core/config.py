@@ -117,6 +117,19 @@ class EngineConfig:
         kind="text",
         choices=("off", "run", "batch"),
     )
+    confidence_temperature: tuple[float, ...] = setting(
+        (1.0,),
+        "Divides what the draft head's confidences are made from; one number, or one for each draft.",
+        kind="numbers",
+        env="DEEPINFER_DFLASH_CONFIDENCE_HEAD_TEMPERATURE",
+    )
+    max_backtracking_tokens: int = setting(
+        0,
+        "Positions that a sequence's ring buffers can take back at least; a whole block of drafts they always can.",
+        kind="integer",
+        minimum=0,
+        maximum=1024,
+    )
     overlap: bool = setting(True, "Launch a step before the one before it is committed.", kind="boolean")
     sync_guard: bool = setting(
         False, "Debugging: a call that waits for the device while a step is launched is an error.", kind="boolean"

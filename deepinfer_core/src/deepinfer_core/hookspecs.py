@@ -159,13 +159,14 @@ def deepinfer_grammar_create(
 
 
 @hookspec
-def deepinfer_scheduler_hints(match: ModelMatch, backend: Backend) -> SchedulerHints | None:
+def deepinfer_scheduler_hints(match: ModelMatch, backend: Backend, config: EngineConfig) -> SchedulerHints | None:
     """Tell the scheduler what the model or the backend needs of it.
 
     Called once for the plugins of the chosen model and backend, before the scheduler is made.
 
     :param match: The chosen model's match.
     :param backend: The chosen backend.
+    :param config: All settings, frozen.
     :returns: The hints, or None. A field left at its default asks for nothing; two plugins that ask for different
         values of one field are refused.
 

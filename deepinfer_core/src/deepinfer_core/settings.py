@@ -17,7 +17,7 @@ from attrs import frozen
 
 from deepinfer_core.errors import ConfigError
 
-Kind = Literal["text", "integer", "boolean", "size", "names", "table"]
+Kind = Literal["text", "integer", "boolean", "size", "names", "numbers", "table"]
 
 _FALSE = frozenset({"", "0", "false", "no", "off"})
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -53,7 +53,12 @@ class Setting:
             return "one of " + ", ".join(self.choices)
         noun = {"integer": "an integer", "size": "a size such as 512MiB", "boolean": "true or false"}.get(self.kind)
         if noun is None:
-            return {"text": "a text", "names": "names, comma separated", "table": "KIND:NAME=DISTRIBUTION"}[self.kind]
+            return {
+                "text": "a text",
+                "names": "names, comma separated",
+                "numbers": "numbers above 0, comma separated",
+                "table": "KIND:NAME=DISTRIBUTION",
+            }[self.kind]
         if self.modulo is not None:
             return f"{noun}, taken modulo {self.modulo}"
         if self.minimum is not None and self.maximum is not None:
@@ -141,6 +146,8 @@ def _convert(declared: Setting, raw: object) -> Any:
             return _integer(raw, is_size=declared.kind == "size")
         case "names":
             return _names(raw)
+        case "numbers":
+            return _numbers(raw)
         case "table":
             return _table(raw)
 
@@ -165,6 +172,26 @@ def _integer(raw: object, *, is_size: bool) -> Any:
         if re.fullmatch(r"\s*[+-]?\d{1,4000}\s*", raw, re.ASCII):
             return int(raw)
     return _UNREADABLE
+
+
+def _numbers(raw: object) -> Any:
+    """One or more finite numbers above 0."""
+    parts: list[Any]
+    if isinstance(raw, str):
+        parts = raw.split(",")
+    else:
+        parts = list(raw) if isinstance(raw, list | tuple) else [raw]
+    values = []
+    for part in parts:
+        if isinstance(part, bool) or not isinstance(part, str | int | float):
+            return _UNREADABLE
+        try:
+            values.append(float(part))
+        except (ValueError, OverflowError):
+            return _UNREADABLE
+    if not values or not all(0 < value < float("inf") for value in values):
+        return _UNREADABLE
+    return tuple(values)
 
 
 def _names(raw: object) -> Any:

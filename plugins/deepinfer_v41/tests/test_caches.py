@@ -29,6 +29,8 @@ def test_released_slot_sizes():
     backend, specs = cpu_backend(), cache_specs(REAL)
     assert swa_ring.ring_length(REAL) == 134
     assert [lay.entries for lay in spec_of("swa").layers] == [134] * 43
+    assert [(lay.layer, lay.entries) for lay in spec_of("draft").layers] == [(40, 5)]
+    assert len(spec_of("swa", drafts=False).layers) == 40
     assert [(lay.layer, lay.entries) for lay in spec_of("state").layers] == [(2, 7), (8, 7), (14, 7)]
     assert backend.unit_bytes(specs, "swa") >= 3_042_336
     assert backend.unit_bytes(specs, "state") >= 86_016
@@ -50,6 +52,7 @@ def test_formats_follow_the_checkpoint_and_the_mode():
         "index": "index_fp4",
         "swa": "v41",
         "state": "f32",
+        "draft": "v41",
     }
     assert {s.layers[0].format for s in cache_specs(REAL, quantised=False)} == {"f32"}
     fp8 = V41Config.from_dict({**RELEASED, "text_config": {**RELEASED["text_config"], "use_fp4_sparse_kv": False}})

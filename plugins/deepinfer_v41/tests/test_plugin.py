@@ -24,6 +24,9 @@ class Settings:
     cache_formats: bool = True
     max_model_len: int | None = None
     block_size: int | None = None
+    draft_tokens: int = 0
+    confidence_temperature: tuple[float, ...] = (1.0,)
+    max_backtracking_tokens: int = 0
 
 
 def test_other_architectures_are_not_matched():
@@ -64,14 +67,15 @@ def test_required_ops_are_those_that_the_model_takes():
             groups = {op.split(".")[0] for op in cpu_backend().ops}
             return Watched(name) if name in groups else getattr(cpu_backend(), name)
 
-    driver = make_driver(SHIPPED, "released", backend=Watching())
+    driver = make_driver(SHIPPED, "released", backend=Watching(), draft_tokens=2)
     driver.all_logits(list(range(3, 50)), split=45)
+    driver.draft([5])
     assert taken == plugin.OPS
 
 
 def test_hints_describe_the_shipped_checkpoint():
     match = plugin.deepinfer_model_match(card=card(SHIPPED))
-    hints = plugin.deepinfer_scheduler_hints(match=match, backend=cpu_backend())
+    hints = plugin.deepinfer_scheduler_hints(match=match, backend=cpu_backend(), config=Settings())
     assert (hints.window, hints.backtrack, hints.swa_ring) == (32, 5, 37)
     assert hints.ratios_sparse == (1, 2)
     assert hints.state_slots
@@ -89,7 +93,7 @@ def test_hooks_leave_other_models_alone():
     other = evolve(match, name="something_else")
     assert plugin.deepinfer_cache_specs(match=other, config=Settings()) is None
     assert plugin.deepinfer_model_create(match=other, config=Settings(), backend=cpu_backend()) is None
-    assert plugin.deepinfer_scheduler_hints(match=other, backend=cpu_backend()) is None
+    assert plugin.deepinfer_scheduler_hints(match=other, backend=cpu_backend(), config=Settings()) is None
 
 
 @pytest.mark.parametrize("formats", [True, False])
@@ -99,7 +103,35 @@ def test_cache_specs_follow_the_settings(formats):
     specs = {s.name: s for s in plugin.deepinfer_cache_specs(match=match, config=settings)}
     assert [lay.entries for lay in specs["main"].layers] == [32, 64]
     assert specs["swa"].layers[0].format == ("v41" if formats else "f32")
+    assert len(specs["swa"].layers) == 8
+    assert "draft" not in specs
+
+
+def test_drafting_adds_rings_and_a_block_of_keys_for_each_sequence():
+    match = plugin.deepinfer_model_match(card=card(SHIPPED))
+    specs = {s.name: s for s in plugin.deepinfer_cache_specs(match=match, config=Settings(draft_tokens=3))}
     assert len(specs["swa"].layers) == 10
+    assert specs["draft"].pool == "swa"
+    assert [(lay.layer, lay.entries) for lay in specs["draft"].layers] == [(8, 4)]
+
+
+@pytest.mark.parametrize(("least", "ring", "state"), [(0, 37, 6), (5, 37, 6), (6, 38, 7), (12, 44, 13)])
+def test_buffers_take_back_as_much_as_the_setting_says(least, ring, state):
+    match = plugin.deepinfer_model_match(card=card(SHIPPED))
+    settings = Settings(draft_tokens=4, max_backtracking_tokens=least)
+    specs = {s.name: s for s in plugin.deepinfer_cache_specs(match=match, config=settings)}
+    hints = plugin.deepinfer_scheduler_hints(match=match, backend=cpu_backend(), config=settings)
+    assert {lay.entries for lay in specs["swa"].layers} == {ring}
+    assert {lay.entries for lay in specs["state"].layers} == {state}
+    assert (hints.swa_ring, hints.backtrack) == (ring, max(least, 5))
+
+
+@pytest.mark.parametrize(("draft_tokens", "given"), [(4, (1.0, 2.0)), (1, (1.0, 2.0)), (2, (1.0, 2.0, 3.0))])
+def test_temperatures_that_do_not_fit_the_drafts_are_refused(draft_tokens, given):
+    match = plugin.deepinfer_model_match(card=card(SHIPPED))
+    settings = Settings(draft_tokens=draft_tokens, confidence_temperature=given)
+    with pytest.raises(ConfigError, match=f"{len(given)} values for {draft_tokens} drafts"):
+        plugin.deepinfer_model_create(match=match, config=settings, backend=cpu_backend())
 
 
 def test_block_size_must_hold_whole_groups_and_candidate_blocks():
@@ -116,7 +148,8 @@ def test_created_model_runs_after_loading_only():
     with pytest.raises(ModelError, match="no weights"):
         model.forward(InputMetadataV41(is_prompt=1), None)
     model.load(SHIPPED)
-    assert sum(name.startswith("mtp.") for name in model.draft_tensors) == len(model.draft_tensors) > 50
+    with pytest.raises(ModelError, match="without its draft head"):
+        model.draft(None, InputMetadataV41(is_prompt=1), torch.tensor([5]), None, None)
 
 
 def test_image_placeholder_in_a_prompt_is_refused():

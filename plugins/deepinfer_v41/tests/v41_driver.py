@@ -54,6 +54,15 @@ def geometry(hints: SchedulerHints, block_size: int, max_len: int) -> Geometry:
 
 
 @define(eq=False)
+class Proposal:
+    """Greedy drafts ``[N, K]``, their confidences ``[N, K]`` and logits ``[N, K, V]``."""
+
+    tokens: Tensor
+    confidences: Tensor
+    logits: Tensor
+
+
+@define(eq=False)
 class Driver:
     """Hands out blocks and slots (in a shuffled order, so that nothing works by luck), packs, runs, advances."""
 
@@ -63,10 +72,12 @@ class Driver:
     geometry: Geometry
     blocks: list[int] = field(factory=list)
     slots: list[int] = field(factory=list)
+    inputs: Any = None
+    """Of the last step."""
 
-    def open(self, ids: Sequence[int]) -> Sequence_:
-        """A sequence with room for ``ids`` and 64 more."""
-        n = -(-(len(ids) + 64) // self.geometry.block_size)
+    def open(self, ids: Sequence[int], room: int = 64) -> Sequence_:
+        """A sequence with room for ``ids`` and ``room`` more."""
+        n = -(-(len(ids) + room) // self.geometry.block_size)
         table = [self.blocks.pop() for _ in range(min(n, self.geometry.max_blocks))]
         slot = self.slots.pop()
         return Sequence_(list(ids), table, slot, slot)
@@ -85,7 +96,8 @@ class Driver:
             width = max(len(r.block_table) for r in rows)
             tables = [list(r.block_table) + [0] * (width - len(r.block_table)) for r in rows for _ in range(r.q)]
             fields["block_tables"] = np.asarray(tables, dtype=np.int32)
-        hidden = self.model.forward(self.backend.bind_inputs(InputMetadataV41(**fields)), self.caches)
+        self.inputs = self.backend.bind_inputs(InputMetadataV41(**fields))
+        hidden = self.model.forward(self.inputs, self.caches)
         for s, q in work:
             s.done += q
         return hidden
@@ -101,6 +113,22 @@ class Driver:
         while s.done < upto:
             out.append(self.run([(s, min(q, upto - s.done))], prompt=False))
         return out
+
+    def draft(
+        self, sampled: Sequence[int], accepted: Sequence[int] | None = None, count: int | None = None
+    ) -> Proposal:
+        """The greedy drafts of the last step: of each request, the token that it sampled and the drafts it accepted."""
+        kept = None if accepted is None else torch.tensor(accepted, dtype=torch.int32)
+        previous = torch.tensor(sampled, dtype=torch.int32)
+        block = self.model.draft(None, self.inputs, previous, kept, self.caches)
+        logits, confidences, drawn = [], [], []
+        for k in range(self.model._draft_tokens if count is None else count):
+            row, confidence = block.step(k, previous)
+            previous = row.argmax(-1)
+            logits.append(row)
+            confidences.append(confidence)
+            drawn.append(previous)
+        return Proposal(torch.stack(drawn, 1), torch.stack(confidences, 1), torch.stack(logits, 1))
 
     def all_logits(self, ids: Sequence[int], *, chunk: int = 4096, split: int | None = None, q: int = 1) -> Tensor:
         """Logits of every row: ``ids[:split]`` prefilled in chunks, the rest fed to decode steps of ``q`` rows."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -24,6 +25,7 @@ Variant = Literal["plain", "kvq", "released"]
 SHIPPED = Path(deepinfer_v41.__file__).parent / "checkpoints" / "v41-tiny"
 GOLDEN = Path(__file__).parent / "golden"
 BLOCK = 128
+NO_SETTINGS = SimpleNamespace(max_backtracking_tokens=0)
 
 
 def card(path: Path) -> ModelCard:
@@ -56,6 +58,8 @@ def make_driver(
     block_size: int = BLOCK,
     blocks: int = 64,
     slots: int = 40,
+    draft_tokens: int = 0,
+    temperatures: tuple[float, ...] = (1.0,),
 ) -> Driver:
     """A loaded model of ``path`` over fresh caches, made through the plugin's own hooks where they fit."""
     backend = backend or cpu_backend()
@@ -67,11 +71,13 @@ def make_driver(
         match.payload.tables,
         numeric_mode="released" if variant == "released" else "exact",
         cache_formats=quantised,
+        draft_tokens=draft_tokens,
+        confidence_temperatures=temperatures,
     )
     model.load(path)
-    specs = cache_specs(config, quantised=quantised, block_size=block_size)
+    specs = cache_specs(config, quantised=quantised, block_size=block_size, drafts=draft_tokens > 0)
     units = {"main": blocks, "index": blocks, "swa": slots, "state": slots}
-    hints = plugin.deepinfer_scheduler_hints(match=match, backend=backend)
+    hints = plugin.deepinfer_scheduler_hints(match=match, backend=backend, config=NO_SETTINGS)
     order = torch.Generator().manual_seed(7)
     return Driver(
         model,

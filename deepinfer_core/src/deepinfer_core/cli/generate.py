@@ -49,6 +49,8 @@ SETTINGS = (
     "grammar_engine",
     "draft_tokens",
     "draft_schedule",
+    "confidence_temperature",
+    "max_backtracking_tokens",
     "verify",
     "deterministic",
     "overlap",

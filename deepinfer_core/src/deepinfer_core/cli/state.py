@@ -41,6 +41,10 @@ class CommandState:
         return config
 
 
+METAVARS = {"integer": "N", "size": "SIZE", "names": "NAME", "numbers": "X,...", "table": "KIND:NAME=DIST"}
+"""How help shows the value of a setting, by its kind."""
+
+
 def text_of(argument: str) -> str:
     """A word of the command line as text: UTF-8, also where the locale's encoding is another one.
 
@@ -86,7 +90,7 @@ def _setting_option(key: str) -> Callable[[F], F]:
     common: dict[str, Any] = {"help": declared.help, "expose_value": False, "callback": store, "default": None}
     if declared.kind == "boolean":
         return click.option(f"{name}/--no-{name[2:]}", **common)
-    metavar = {"integer": "N", "size": "SIZE", "names": "NAME", "table": "KIND:NAME=DIST"}.get(declared.kind, "TEXT")
+    metavar = METAVARS.get(declared.kind, "TEXT")
     if declared.choices:
         metavar = "|".join(declared.choices)
     return click.option(name, metavar=metavar, multiple=declared.kind in ("names", "table"), **common)

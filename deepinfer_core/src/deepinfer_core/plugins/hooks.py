@@ -73,13 +73,15 @@ class Hooks:
         result = self._call(owner, hook, name=owner.name, tokenizer=tokenizer, vocab_size=vocab_size, config=config)
         return expect(result, GrammarEngine, hook=hook, owner=owner)  # type: ignore[type-abstract]
 
-    def scheduler_hints(self, owners: Sequence[PluginRecord], match: ModelMatch, backend: Backend) -> SchedulerHints:
+    def scheduler_hints(
+        self, owners: Sequence[PluginRecord], match: ModelMatch, backend: Backend, config: EngineConfig
+    ) -> SchedulerHints:
         """The hints of all owners, combined field by field."""
         hook = "deepinfer_scheduler_hints"
         given: list[tuple[PluginRecord, SchedulerHints]] = []
         for owner in owners:
             if self.manager.hook(owner, hook) is not None:
-                for item in self._call(owner, hook, match=match, backend=backend):
+                for item in self._call(owner, hook, match=match, backend=backend, config=config):
                     given.append((owner, expect(item, SchedulerHints, hook=hook, owner=owner)))
         return combine_hints(given)
 

@@ -1,9 +1,10 @@
-"""One layer of the backbone: Engram, attention and experts around the residual streams (``spec/model.md`` 2.1)."""
+"""One layer, or a stage of the draft head: Engram, attention and experts around the streams (``spec/model.md`` 2.1)."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from deepinfer_core.interfaces import Backend
@@ -35,12 +36,16 @@ class Block:
         self._attn = Attention(plan, config, weights, backend)
         self._ffn_streams = HyperConnection(f"{prefix}.hc_ffn", config, weights, backend)
         self._ffn_norm = weights.f32(f"{prefix}.ffn_norm.weight")
-        self._moe = MoE(f"{prefix}.ffn", config, weights, backend)
+        self._moe = MoE(plan, config, weights, backend)
+        self._collapse = backend.mhc.head  # type: ignore[attr-defined]
+        self._is_draft_target = plan.is_draft_target
 
     def __call__(self, stream: Tensor, mix: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """``stream [T, C, D]`` and the input mix f32 ``[T, C]`` -> the same for the next block."""
         if self._engram is not None:
             stream = self._engram(stream, step.inputs.ngram_token_ids)
+        if self._is_draft_target and step.taps is not None:
+            step.taps.append(self._collapse(stream, torch.full_like(mix, 1 / mix.shape[1])))
 
         def attend(x: Tensor) -> Tensor:
             normed, quantised = self._normed(x, self._attn_norm)
@@ -48,7 +53,7 @@ class Block:
 
         def experts(x: Tensor) -> Tensor:
             normed, quantised = self._normed(x, self._ffn_norm)
-            return self._moe(normed, quantised, step.inputs.gate_force_random)
+            return self._moe(normed, quantised, step.force_random)
 
         stream, mix = self._attn_streams(stream, mix, attend)
         return self._ffn_streams(stream, mix, experts)

@@ -6,7 +6,7 @@ global KV is that of the first ratio-1 layer, as for any other owner.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,15 @@ from deepinfer_v41.block import Block
 from deepinfer_v41.caches import swa_ring
 from deepinfer_v41.config import V41Config
 from deepinfer_v41.decode import DecodeStep
+from deepinfer_v41.draft_block import V41DraftBlock
+from deepinfer_v41.draft_head import DraftHead
+from deepinfer_v41.draft_step import DraftStep, last_known
 from deepinfer_v41.engram import EngramTables
 from deepinfer_v41.layers.rope import RopeTables
 from deepinfer_v41.numerics import Numerics
 from deepinfer_v41.prefill import PrefillStep
 from deepinfer_v41.prepare import WeightStore, one_hot_mix
-from deepinfer_v41.step import Step
+from deepinfer_v41.step import BackboneStep
 from deepinfer_v41.weights.loader import load_tensors
 
 
@@ -36,6 +39,9 @@ class V41Model:
     :param numeric_mode: ``released`` or ``exact`` (``numerics.py``).
     :param cache_formats: Whether the caches that ``forward`` gets are in the released formats.
     :param max_positions: Positions that may occur; default is what the configuration allows.
+    :param draft_tokens: Drafts of a step; 0 leaves the draft head out.
+    :param confidence_temperatures: Of the draft head's confidences: one for all drafts, or one for each.
+    :param backtrack: Positions that can be rolled back at least, as in the specs of the caches.
     """
 
     def __init__(
@@ -47,33 +53,48 @@ class V41Model:
         numeric_mode: NumericMode = "released",
         cache_formats: bool = True,
         max_positions: int | None = None,
+        draft_tokens: int = 0,
+        confidence_temperatures: Sequence[float] = (1.0,),
+        backtrack: int = 0,
     ) -> None:
         self.config = config
         self.vocab_size = config.vocab_size
         self.numerics = Numerics.of(config, numeric_mode, cache_formats=cache_formats)
-        self.draft_tensors: Mapping[str, Tensor] = {}
-        """Raw tensors of the draft stages (``mtp.*``), for the draft head."""
+        self.draft_block = config.max_draft_tokens
+        """Most drafts of a step that the checkpoint's head can propose; 0 without one."""
         self._backend = backend
         self._tables = tables
         self._max_positions = max_positions or config.max_position_embeddings
+        self._draft_tokens, self._temperatures, self._backtrack = draft_tokens, confidence_temperatures, backtrack
         self._blocks: list[Block] = []
+        self._draft_head: DraftHead | None = None
 
     def load(self, path: Path) -> None:
         """Read and prepare all weights. Raises CheckpointError that lists every problem."""
         tensors = load_tensors(path, self.config)
-        self.draft_tensors = {name: t for name, t in tensors.items() if name.startswith("mtp.")}
         with torch.inference_mode():
             self._prepare(WeightStore(tensors, self._backend, self.numerics))
 
     def _prepare(self, weights: WeightStore) -> None:
         config = self.config
-        self._ropes = RopeTables(config, self._backend, self._max_positions)
+        # Rows in flight, and a block of drafts behind them, may lie beyond the last position of a request.
+        spare = 4 * (self.draft_block + 1) if self._draft_tokens else 0
+        self._ropes = RopeTables(config, self._backend, self._max_positions + spare)
         self._embed = weights.activation("embed.weight")
         self._norm = weights.f32("norm.weight")
         self._head = weights.dense("head")
         self._blocks = [
             Block(plan, config, self._tables, weights, self._backend) for plan in config.layers if not plan.is_draft
         ]
+        if self._draft_tokens:
+            self._draft_head = DraftHead(
+                config,
+                self._tables,
+                weights,
+                self._backend,
+                draft_tokens=self._draft_tokens,
+                temperatures=self._temperatures,
+            )
 
     def check_prompt(self, ids: Sequence[int]) -> None:
         """Refuse what the model cannot take although its ids are in the vocabulary: image placeholders.
@@ -98,12 +119,16 @@ class V41Model:
         if not self._blocks:
             raise ModelError("the model has no weights yet", remedy="call load(path) before forward")
         step = self._step(inputs, caches)
+        if self._draft_head is not None:
+            step.taps = []
         streams, mhc = self.config.hc_mult, self._backend.mhc  # type: ignore[attr-defined]
         rows = torch.index_select(self._embed, 0, inputs.input_ids)
         stream = mhc.expand(rows, streams)
         mix = one_hot_mix(len(rows), streams, rows.device)
         for block in self._blocks:
             stream, mix = block(stream, mix, step)
+        if self._draft_head is not None and step.taps:
+            self._draft_head.store_keys(step, step.taps)
         last = mhc.head(stream, mix)
         hidden, _ = self._backend.norm.rms(last, self._norm, eps=self.config.rms_norm_eps)  # type: ignore[attr-defined]
         return hidden  # type: ignore[no-any-return]
@@ -118,7 +143,34 @@ class V41Model:
             out[:, known:] = float("-inf")
         return out
 
-    def _step(self, inputs: Any, caches: Caches) -> Step:
+    @torch.inference_mode()
+    def draft(
+        self, hidden: Tensor, inputs: InputMetadata, sampled_ids: Tensor, accepted: Tensor | None, caches: Caches
+    ) -> V41DraftBlock:
+        """Propose the drafts of a step that :meth:`forward` ran and that sampled ``sampled_ids`` int ``[N]``.
+
+        ``accepted``: int ``[N]``, drafts of the step that hold; None: none, or a prefill step. ``hidden`` is not read:
+        what the draft head takes of the backbone is in the caches.
+        """
+        head, config = self._draft_head, self.config
+        if head is None:
+            raise ModelError("the model was made without its draft head", remedy="make it with draft_tokens above 0")
+        last, slot = last_known(inputs, accepted)
+        rows = self._backend.meta.draft_inputs(  # type: ignore[attr-defined]
+            sampled_ids.reshape(-1),
+            last,
+            slot,
+            block=config.dspark_block_size,
+            window=config.sliding_window,
+            ring=swa_ring.ring_length(config, self._backtrack),
+            noise=config.dspark_noise_token_id,
+            vocab_size=config.vocab_size,
+        )
+        step = DraftStep(inputs, caches, self._backend, self._ropes, config, rows)  # type: ignore[arg-type]
+        embedded = torch.index_select(self._embed, 0, rows["input_ids"])
+        return head.propose(step, embedded, config.hc_mult, self.logits)
+
+    def _step(self, inputs: Any, caches: Caches) -> BackboneStep:
         config = self.config
         if inputs.is_prompt:
             return PrefillStep(
@@ -136,6 +188,6 @@ class V41Model:
             self._backend,
             self._ropes,
             window=config.sliding_window,
-            ring=swa_ring.ring_length(config),
-            max_q=swa_ring.backtrack(config),
+            ring=swa_ring.ring_length(config, self._backtrack),
+            max_q=swa_ring.backtrack(config, self._backtrack),
         )

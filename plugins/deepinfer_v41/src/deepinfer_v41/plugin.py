@@ -36,6 +36,7 @@ OPS = frozenset(
         "index.block_max",
         "index.logits",
         "index.topk",
+        "meta.draft_inputs",
         "meta.index_cat",
         "meta.logical_to_slot",
         "meta.window_index_decode",
@@ -105,7 +106,13 @@ def deepinfer_cache_specs(match: ModelMatch, config: Any) -> Sequence[CacheSpec]
             reason=f"a block must hold whole groups and candidate blocks: a multiple of {model.block_multiple} tokens",
             remedy=f"choose a multiple of {model.block_multiple}, or leave block_size out (128)",
         )
-    return cache_specs(model, quantised=_quantised(config), block_size=size)
+    return cache_specs(
+        model,
+        quantised=_quantised(config),
+        block_size=size,
+        drafts=config.draft_tokens > 0,
+        backtrack=config.max_backtracking_tokens,
+    )
 
 
 @hookimpl
@@ -122,21 +129,24 @@ def deepinfer_model_create(match: ModelMatch, config: Any, backend: Backend) -> 
         numeric_mode=config.numeric_mode,
         cache_formats=_quantised(config),
         max_positions=config.max_model_len,
+        draft_tokens=config.draft_tokens,
+        confidence_temperatures=_temperatures(config),
+        backtrack=config.max_backtracking_tokens,
     )
 
 
 @hookimpl
-def deepinfer_scheduler_hints(match: ModelMatch, backend: Backend) -> SchedulerHints | None:
+def deepinfer_scheduler_hints(match: ModelMatch, backend: Backend, config: Any) -> SchedulerHints | None:
     if match.name != NAME:
         return None
     from deepinfer_v41.caches import swa_ring
 
     payload = _payload(match)
-    model, tables = payload.config, payload.tables
+    model, tables, least = payload.config, payload.tables, config.max_backtracking_tokens
     return SchedulerHints(
         window=model.sliding_window,
-        backtrack=swa_ring.backtrack(model),
-        swa_ring=swa_ring.ring_length(model),
+        backtrack=swa_ring.backtrack(model, least),
+        swa_ring=swa_ring.ring_length(model, least),
         ratios_sparse=model.ratios,
         state_slots=any(ratio > 1 for ratio in model.ratios),
         ngram=model.engram_max_ngram_size if model.engram_layer_ids else 0,
@@ -161,6 +171,19 @@ def ngram_table(config: V41Config, token_map: Any) -> Any:
 def _quantised(config: Any) -> bool:
     """Whether the caches are in the released formats (setting ``cache_formats``); FP32 entries otherwise."""
     return bool(config.cache_formats)
+
+
+def _temperatures(config: Any) -> tuple[float, ...]:
+    """Of the draft head's confidences: one for all drafts, or one for each. Raises ConfigError."""
+    given: tuple[float, ...] = config.confidence_temperature
+    if len(given) not in (1, config.draft_tokens) and config.draft_tokens:
+        raise ConfigError(
+            f"confidence_temperature has {len(given)} values for {config.draft_tokens} drafts",
+            reason="each draft of a step has a temperature of its own, or all share one",
+            remedy=f"give one value, or {config.draft_tokens} separated by commas",
+            details={"field": "confidence_temperature", "value": list(given)},
+        )
+    return given
 
 
 def _payload(match: ModelMatch) -> Payload:

@@ -15,10 +15,10 @@ from deepinfer_contracts import InputMetadataV41
 from deepinfer_core.interfaces import Backend, Caches
 from deepinfer_v41.layer_plan import LayerPlan
 from deepinfer_v41.layers.rope import RopeTables
-from deepinfer_v41.step import Rope, Step
+from deepinfer_v41.step import BackboneStep, Rope
 
 
-class PrefillStep(Step):
+class PrefillStep(BackboneStep):
     def __init__(
         self,
         inputs: InputMetadataV41,

@@ -1,6 +1,7 @@
 """What the layers of one step share: index arrays made once, and the values that flow from layer to layer.
 
-Prefill and decode differ only here (``prefill.py``, ``decode.py``): where keys lie and how rows name them.
+Prefill and decode differ only here (``prefill.py``, ``decode.py``): where keys lie and how rows name them. So does the
+block of the draft head (``draft_step.py``), whose layers know no compressed entries.
 """
 
 from __future__ import annotations
@@ -21,35 +22,64 @@ CacheView = Any
 
 
 class Step(ABC):
-    """One forward pass. Selection and candidates are single slots: the next source overwrites them."""
-
-    state_dtype = torch.float32
+    """Rows that attend to a window of keys: what every kind of step has."""
 
     def __init__(self, inputs: InputMetadataV41, caches: Caches, backend: Backend, ropes: RopeTables) -> None:
         self.inputs: Any = inputs  # the fields of a bound record are tensors, those of this phase are present
-        self.candidates: Tensor | None = None
-        """i32 ``[T, blocks]`` ascending, -1 padded; None before the candidate source ran."""
+        self.taps: list[Tensor] | None = None
+        """Where drafts are made: the mean stream ``[T, D]`` before each layer that the draft head reads."""
         self._view: Any = caches.view
         self._attn = backend.attn  # type: ignore[attr-defined]
-        self._cache = backend.cache  # type: ignore[attr-defined]
-        self._compress = backend.compress  # type: ignore[attr-defined]
         self._fused = backend.transform.fused  # type: ignore[attr-defined]
-        self._index = backend.index  # type: ignore[attr-defined]
         self._meta = backend.meta  # type: ignore[attr-defined]
         self._ropes = ropes
         self._rope: dict[int, Rope] = {}
-        self._entry_rope: dict[int, Rope] = {}
 
     def view(self, name: str, layer: int | None) -> CacheView:
         """The entries of cache ``name`` at its owner ``layer``."""
         return self._view(name, layer)
 
+    @property
+    def positions(self) -> Tensor:
+        """i32 ``[T]``."""
+        positions: Tensor = self.inputs.positions
+        return positions
+
+    @property
+    def force_random(self) -> Tensor | None:
+        """Rows whose experts are drawn (load balancing); None on one device."""
+        rows: Tensor | None = self.inputs.gate_force_random
+        return rows
+
     def rope(self, ratio: int) -> Rope:
         """Angles of the rows' own positions."""
         kind = 1 if ratio else 0
         if kind not in self._rope:
-            self._rope[kind] = self._ropes.rows(ratio, self.inputs.positions)
+            self._rope[kind] = self._ropes.rows(ratio, self.positions)
         return self._rope[kind]
+
+    @abstractmethod
+    def store_window(self, kv: Tensor, norm: Any, turn: Rope, layer: int) -> Tensor | None:
+        """Norm, rotate and store this step's window keys; returns them as stored where attention wants a copy."""
+
+    @abstractmethod
+    def attend(self, q: Tensor, new_keys: Any, plan: LayerPlan, *, scale: float, sink: Tensor) -> Tensor:
+        """``q [T, heads, width]`` -> the same shape. ``new_keys`` is what ``store_window`` returned."""
+
+
+class BackboneStep(Step):
+    """One forward pass of the backbone. Selection and candidates are single slots: the next source overwrites them."""
+
+    state_dtype = torch.float32
+
+    def __init__(self, inputs: InputMetadataV41, caches: Caches, backend: Backend, ropes: RopeTables) -> None:
+        super().__init__(inputs, caches, backend, ropes)
+        self.candidates: Tensor | None = None
+        """i32 ``[T, blocks]`` ascending, -1 padded; None before the candidate source ran."""
+        self._cache = backend.cache  # type: ignore[attr-defined]
+        self._compress = backend.compress  # type: ignore[attr-defined]
+        self._index = backend.index  # type: ignore[attr-defined]
+        self._entry_rope: dict[int, Rope] = {}
 
     def entry_rope(self, ratio: int) -> Rope:
         """Angles of the entries that this step completes."""
@@ -60,10 +90,6 @@ class Step(ABC):
     def entry_slots(self, ratio: int) -> Tensor:
         slots: Tensor = self.inputs.slot_main[ratio]
         return slots
-
-    @abstractmethod
-    def store_window(self, kv: Tensor, norm: Any, turn: Rope, layer: int) -> Tensor | None:
-        """Norm, rotate and store this step's window keys; returns them as stored where attention wants a copy."""
 
     @abstractmethod
     def compress(self, score: Tensor, latent: Tensor, state: Tensor, ratio: int, dtype: torch.dtype) -> Tensor:
@@ -80,7 +106,3 @@ class Step(ABC):
     @abstractmethod
     def select(self, entries: Tensor, plan: LayerPlan) -> None:
         """Make ``entries`` (i32 ``[T, K]``, ids ascending, -1 padded) the selection of this and the reusing layers."""
-
-    @abstractmethod
-    def attend(self, q: Tensor, new_keys: Any, plan: LayerPlan, *, scale: float, sink: Tensor) -> Tensor:
-        """``q [T, heads, width]`` -> the same shape. ``new_keys`` is what ``store_window`` returned."""

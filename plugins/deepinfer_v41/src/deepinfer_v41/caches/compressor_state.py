@@ -13,12 +13,12 @@ from deepinfer_v41.config import V41Config
 NAME = "state"
 
 
-def spec(config: V41Config) -> CacheSpec:
+def spec(config: V41Config, *, least: int = 0) -> CacheSpec:
     """Rows of ``[2, head_dim]`` (gate, latent): one group, and what may be rolled back."""
     layers = [
         CacheLayer(
             layer=layer,
-            entries=config.compress_ratios[layer] + backtrack(config) - 1,
+            entries=config.compress_ratios[layer] + backtrack(config, least) - 1,
             format="f32",
             width=config.head_dim,
             ratio=config.compress_ratios[layer],

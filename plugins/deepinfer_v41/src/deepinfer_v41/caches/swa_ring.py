@@ -12,25 +12,28 @@ from deepinfer_v41.config import V41Config
 NAME = "swa"
 
 
-def backtrack(config: V41Config) -> int:
-    """How many positions a sequence may be rolled back: one step's drafts and the token before them."""
-    return config.max_draft_tokens + 1
+def backtrack(config: V41Config, least: int = 0) -> int:
+    """How many positions a sequence may be rolled back: one step's drafts and the token before them.
+
+    ``least``: the setting ``max_backtracking_tokens``.
+    """
+    return max(least, config.max_draft_tokens + 1)
 
 
-def ring_length(config: V41Config) -> int:
+def ring_length(config: V41Config, least: int = 0) -> int:
     """Slots of a ring."""
-    return config.sliding_window + backtrack(config)
+    return config.sliding_window + backtrack(config, least)
 
 
-def spec(config: V41Config, *, quantised: bool) -> CacheSpec:
-    """Entries of ``head_dim`` channels: the value is also the key."""
+def spec(config: V41Config, *, quantised: bool, drafts: bool = True, least: int = 0) -> CacheSpec:
+    """Entries of ``head_dim`` channels: the value is also the key. ``drafts``: the draft stages have rings too."""
     layers = [
         CacheLayer(
             layer=layer,
-            entries=ring_length(config),
+            entries=ring_length(config, least),
             format="v41" if quantised else "f32",
             width=config.head_dim,
         )
-        for layer in range(config.n_layers_total)
+        for layer in range(config.n_layers_total if drafts else config.num_hidden_layers)
     ]
     return CacheSpec(name=NAME, pool="swa", layers=layers)

@@ -12,7 +12,7 @@ from deepinfer_v41.layer_plan import LayerPlan
 from deepinfer_v41.layers.compressor import Compressor
 from deepinfer_v41.layers.indexer import Indexer
 from deepinfer_v41.prepare import WeightStore
-from deepinfer_v41.step import Step
+from deepinfer_v41.step import BackboneStep, Step
 
 
 class Attention:
@@ -50,10 +50,11 @@ class Attention:
         width = self._heads * self._width
         q = self._fused(up[:, :width].view(len(up), self._heads, self._width), rope=(turn, False))
         new_keys = step.store_window(low[:, self._rank :], self._kv_norm, turn, self._plan.layer)
-        if self._compressor is not None:
-            self._compressor(x, step)
-        if self._indexer is not None:
-            self._indexer(up[:, width:], x, step)
+        if isinstance(step, BackboneStep):
+            if self._compressor is not None:
+                self._compressor(x, step)
+            if self._indexer is not None:
+                self._indexer(up[:, width:], x, step)
         out = step.attend(q, new_keys, self._plan, scale=self._scale, sink=self._sink)
         out = self._fused(out, rope=(turn, True))
         z = self._einsum(out.view(len(out), self._groups, -1), self._wo_a).flatten(1)

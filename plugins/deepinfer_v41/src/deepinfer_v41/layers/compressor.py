@@ -7,7 +7,7 @@ from torch import Tensor
 from deepinfer_core.interfaces import Backend
 from deepinfer_v41.config import V41Config
 from deepinfer_v41.prepare import WeightStore
-from deepinfer_v41.step import Step
+from deepinfer_v41.step import BackboneStep
 
 
 class Compressor:
@@ -26,7 +26,7 @@ class Compressor:
         self._index_project = weights.dense(f"{prefix}.indexer.wk")
         self._index_norm = (weights.f32(f"{prefix}.indexer.k_norm.weight"), eps)
 
-    def __call__(self, x: Tensor, step: Step) -> None:
+    def __call__(self, x: Tensor, step: BackboneStep) -> None:
         """Write the entries that the rows of ``x [T, D]`` complete; keep the rows of open groups in the ring."""
         turn = (step.entry_rope(self._ratio), False)
         slots = step.entry_slots(self._ratio)
@@ -36,7 +36,7 @@ class Compressor:
         key = self._dense(normed, self._index_project)
         self._fused(key, norm=self._index_norm, rope=turn, store=(index, slots))
 
-    def _latent(self, x: Tensor, step: Step) -> Tensor:
+    def _latent(self, x: Tensor, step: BackboneStep) -> Tensor:
         if self._ratio == 1:
             latent: Tensor = self._dense(x, self._project)
             return latent

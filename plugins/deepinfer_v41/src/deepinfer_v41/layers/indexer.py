@@ -9,7 +9,7 @@ from deepinfer_v41.config import V41Config
 from deepinfer_v41.layer_plan import LayerPlan
 from deepinfer_v41.numerics import Cast
 from deepinfer_v41.prepare import WeightStore
-from deepinfer_v41.step import Step
+from deepinfer_v41.step import BackboneStep
 
 
 class Indexer:
@@ -29,7 +29,7 @@ class Indexer:
         self._factor = self._width**-0.5 * self._heads**-0.5
         self._weights = weights.dense(f"{prefix}.indexer.weights_proj")
 
-    def __call__(self, query: Tensor, x: Tensor, step: Step) -> None:
+    def __call__(self, query: Tensor, x: Tensor, step: BackboneStep) -> None:
         """``query [T, heads * width]`` unrotated, ``x [T, D]``. The selection becomes the step's current one."""
         plan = self._plan
         heads = query.view(len(query), self._heads, self._width)

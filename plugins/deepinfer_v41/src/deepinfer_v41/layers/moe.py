@@ -8,6 +8,7 @@ from torch import Tensor
 
 from deepinfer_core.interfaces import Backend
 from deepinfer_v41.config import V41Config
+from deepinfer_v41.layer_plan import LayerPlan
 from deepinfer_v41.prepare import WeightStore
 
 
@@ -17,18 +18,20 @@ class MoE:
     ``gate.bias_vl`` belongs to image rows; images are refused before they get here, so it is not read.
     """
 
-    def __init__(self, prefix: str, config: V41Config, weights: WeightStore, backend: Backend) -> None:
+    def __init__(self, plan: LayerPlan, config: V41Config, weights: WeightStore, backend: Backend) -> None:
+        prefix, count, self._k = f"{plan.prefix}.ffn", config.n_routed_experts, config.num_experts_per_tok
+        if plan.is_draft:
+            count, self._k = config.dspark_n_routed_experts, config.dspark_num_experts_per_tok
         self._moe = backend.moe  # type: ignore[attr-defined]
         self._dense = backend.gemm.dense  # type: ignore[attr-defined]
         self._cast = weights.numerics.activations
-        self._k = config.num_experts_per_tok
         self._scale = config.routed_scaling_factor
         self._temperature = config.gate_temp
         self._clamp = config.swiglu_limit
         self._gate = weights.dense(f"{prefix}.gate")
         self._bias = weights.f32(f"{prefix}.gate.bias")
-        self._up = weights.experts(f"{prefix}.experts", config.n_routed_experts, ("w1", "w3"))
-        self._down = weights.experts(f"{prefix}.experts", config.n_routed_experts, ("w2",))
+        self._up = weights.experts(f"{prefix}.experts", count, ("w1", "w3"))
+        self._down = weights.experts(f"{prefix}.experts", count, ("w2",))
         self._shared_up = weights.dense(f"{prefix}.shared_experts.w1", f"{prefix}.shared_experts.w3")
         self._shared_down = weights.dense(f"{prefix}.shared_experts.w2")
 
