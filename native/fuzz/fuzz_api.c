@@ -175,10 +175,12 @@ static void look_inside(api *a, script *s)
     di_stats_out stats;
     di_probe_out probe;
     di_event_info info;
+    const di_layouts *layouts;
     int64_t n;
     CALL(a, di_probe(c, is_null ? NULL : &probe));
     CALL(a, di_unfinished(c, is_null ? NULL : &n));
     CALL(a, di_event_last(c, is_null ? NULL : &info));
+    CALL(a, di_core_layouts(c, is_null ? NULL : &layouts));
     CALL(a, di_stats(c, is_null ? NULL : &stats));
     CALL(a, di_event_pin(c, (int)api_wild(s), (int)api_wild(s)));
     CALL(a, di_step_done(c, (uint64_t)api_wild(s)));

@@ -183,6 +183,18 @@ typedef struct di_stats_out {
     int64_t pinned_units;           /* references that external pins hold */
 } di_stats_out;
 
+/* Which arrays the newest record of a kind shows. Records of one slot with one version have the same views. */
+typedef struct di_layout {
+    int32_t slot;
+    uint32_t version;               /* from 1; 0 = no record yet */
+} di_layout;
+
+typedef struct di_layouts {
+    di_layout steps;                /* SchedulerOutputs */
+    di_layout inputs;               /* InputMetadata or InputMetadataV41; its scalars are the same, too */
+    di_layout sampler;              /* SamplerInputs */
+} di_layouts;
+
 /* Units that a request was given in a COMPLETION engine, to be filled from outside (spec/engine.md 1.4). */
 typedef struct di_reservation {
     uint64_t handle;
@@ -333,6 +345,9 @@ int di_poll_events(di_core *core, di_event_batch *events);
 int di_event_pin(di_core *core, int arena, int pinned);
 /* Where the last batch lies. */
 int di_event_last(di_core *core, di_event_info *out);
+/* Where the core says which arrays its newest records show: written by each successful call that makes one, and valid
+ * as long as the core. Belongs to the engine thread. */
+int di_core_layouts(di_core *core, const di_layouts **out);
 
 /* Hold n units of a pool (an enum di_pool; INDEX is MAIN) that live requests hold, until di_unpin. */
 int di_pin(di_core *core, int pool, const int32_t *units, int n, uint64_t *handle);

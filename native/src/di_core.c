@@ -157,7 +157,8 @@ static int create_rings(di_core *c)
     c->growers = di_arena_take(&c->arena, n, sizeof *c->growers);
     if (!c->running || !c->candidates || !c->growers) return DI_E_CAPACITY;
     for (int i = 0; i <= c->cfg.depth; i++) {
-        if (di_publish_create(c, &c->outputs[i]) || di_publish_create(c, &c->spare_outputs[i])) return DI_E_CAPACITY;
+        if (di_publish_create(c, &c->outputs[i], 2 * i) || di_publish_create(c, &c->spare_outputs[i], 2 * i + 1))
+            return DI_E_CAPACITY;
         if (di_pack_create_staging(c, &c->staging[i])) return DI_E_CAPACITY;
     }
     return 0;

@@ -85,6 +85,10 @@ int di_pack_create_staging(di_core *c, di_staging *s)
     if (c->cfg.ngram) TAKE(ngram_token_ids, t * (size_t)c->cfg.ngram);
 #undef TAKE
     if (!ok || create_sampler(c, s, n, decode_t, t)) return DI_E_CAPACITY;
+    size_t record = c->cfg.inputs ? sizeof(di_input_metadata_v41) : sizeof(di_input_metadata);
+    if (di_seen_init(&s->seen_inputs, &c->arena, record) ||
+        di_seen_init(&s->seen_sampler, &c->arena, sizeof(di_sampler_inputs)))
+        return DI_E_CAPACITY;
     return c->cfg.inputs ? create_v41(c, s, n, t, decode_t) : 0;
 }
 
@@ -206,5 +210,7 @@ int di_pack(di_core *c, uint64_t step, di_input_metadata *base)
         if (record->kind == DI_STEP_PREFILL) di_pack_prefill(c, record, s, out);
         else di_pack_decode(c, record, s, out);
     }
+    di_layout_whole(&c->layouts.inputs, &s->seen_inputs, (int32_t)(step % (uint64_t)(c->cfg.depth + 1)), base,
+                    base->struct_size);
     return di_core_leave(c, di_check_inputs(c, record, base));
 }

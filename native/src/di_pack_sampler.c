@@ -131,5 +131,7 @@ int di_pack_sampler(di_core *c, uint64_t step, di_sampler_inputs *out)
     record->is_sampled = 1;
     publish(c, record, s, &l, out);
     if (l.wants) di_pack_wants(record, s, l.wants, out);
+    di_layout_whole(&c->layouts.sampler, &s->seen_sampler, (int32_t)(step % (uint64_t)(c->cfg.depth + 1)), out,
+                    sizeof *out);
     return di_core_leave(c, di_check_sampler(c, record, out));
 }

@@ -54,9 +54,10 @@ static int take_arrays(di_core *c, di_outputs *o)
     return ok ? 0 : DI_E_CAPACITY;
 }
 
-int di_publish_create(di_core *c, di_outputs *o)
+int di_publish_create(di_core *c, di_outputs *o, int32_t slot)
 {
-    if (take_arrays(c, o)) return DI_E_CAPACITY;
+    o->slot = slot;
+    if (take_arrays(c, o) || di_seen_init(&o->seen, &c->arena, sizeof o->record)) return DI_E_CAPACITY;
     for (int32_t i = 0; i < c->cfg.max_num_seqs; i++) o->rows[i].kind = -1;
     o->csr_rows = -1;
     di_scheduler_outputs *r = &o->record;

@@ -5,7 +5,7 @@
 #include "di_state.h"
 
 /* Allocate the arrays of one SchedulerOutputs and describe them. */
-int di_publish_create(di_core *c, di_outputs *o);
+int di_publish_create(di_core *c, di_outputs *o, int32_t slot);
 /* Start a step in the arrays of a ring slot. */
 void di_publish_begin(di_core *c, di_step *step, di_outputs *o, int32_t kind);
 /* Fill o->record from the step. */

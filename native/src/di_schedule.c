@@ -62,6 +62,7 @@ static int run_pass(di_core *c, int mode, di_scheduler_outputs *out)
     di_publish_step(c, step, o);
     di_cost_publish(c, step, &o->record);
     *out = o->record;
+    di_layout_steps(&c->layouts.steps, &o->seen, o->slot, out);
     count_step(c, step, mode);
     if (step->n == 0) {
         /* Not a step: its arrays change place with a spare set, so that the next step does not overwrite them. */

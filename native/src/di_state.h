@@ -16,6 +16,7 @@
 #include "di_events.h"
 #include "di_fork.h"
 #include "di_handle.h"
+#include "di_layout.h"
 #include "di_pool.h"
 #include "di_prefix.h"
 #include "di_queue.h"
@@ -81,6 +82,8 @@ typedef struct di_outputs {
     int32_t n_checked;            /* rows whose identity and slots passed their checks as they are */
     int32_t csr_rows;             /* rows whose tables are in bt_ids */
     uint64_t csr_changes;         /* table entries made in this core when they were copied */
+    int32_t slot;                 /* of all sets, spare ones included */
+    di_seen seen;
 } di_outputs;
 
 /* Staging of one InputMetadata and SamplerInputs; depth + 1 in a ring, by step. */
@@ -89,6 +92,7 @@ typedef struct di_ratio_staging {
 } di_ratio_staging;
 
 typedef struct di_staging {
+    di_seen seen_inputs, seen_sampler;
     int32_t *input_ids, *positions, *ngram_token_ids, *seqlens_q, *seqlens_k;
     int32_t *cu_seqlens_q, *cu_seqlens_k, *cu_seqlens_q_incl;
     uint8_t *valid_token_mask;
@@ -143,6 +147,7 @@ struct di_core {
     int32_t *ngram_table;
     uint8_t has_room;                     /* DI_WANTS_ bits whose staging was made. Client lock */
 
+    di_layouts layouts;       /* of the records handed out last */
     uint64_t table_changes;   /* block-table entries made so far */
 
     di_seq **candidates, **growers;   /* [max_num_seqs] scratch of the decode pass */

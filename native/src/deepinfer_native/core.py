@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +23,10 @@ from deepinfer_contracts import (
 from deepinfer_native.config import INPUTS, CoreConfig, to_c
 from deepinfer_native.cost import CostModel
 from deepinfer_native.cost import to_c as cost_to_c
-from deepinfer_native.errors import ArgumentError, BusyError, StaleHandleError
+from deepinfer_native.errors import ArgumentError, StaleHandleError
 from deepinfer_native.events import EventRing, EventView
-from deepinfer_native.library import call, check, ffi, last_error, lib
+from deepinfer_native.gate import Gate
+from deepinfer_native.library import call, check, ffi, last_error, lib, misfit
 from deepinfer_native.request import Bias, Ids, RequestWriter
 from deepinfer_native.sampler_output import OutputWriter
 from deepinfer_native.sharing import Sharing
@@ -58,31 +58,6 @@ class Probe:
     decode_since_prefill: int = 0
 
 
-class Gate:
-    """The structs that calls fill belong to one engine thread at a time; a second one is refused and never waits.
-
-    ``with gate``, or, where a step's time counts, ``if not gate.try_enter(False): gate.refuse()``, then `leave`.
-    """
-
-    __slots__ = ("leave", "try_enter")
-
-    def __init__(self) -> None:
-        lock = threading.Lock()
-        self.try_enter = lock.acquire
-        self.leave = lock.release
-
-    @staticmethod
-    def refuse() -> NoReturn:
-        raise BusyError("another thread is inside an engine call of this core", field="core")
-
-    def __enter__(self) -> None:
-        if not self.try_enter(False):
-            self.refuse()
-
-    def __exit__(self, *_: object) -> None:
-        self.leave()
-
-
 class Core(Transfers, Sharing):
     """Queue, pools, step records and packers of one engine (``spec/engine.md`` 1 to 4).
 
@@ -100,13 +75,15 @@ class Core(Transfers, Sharing):
         check(lib.di_core_create(settings, out, ffi.NULL))
         # The memory goes when the last array over it is gone, not earlier: arrays hold this handle.
         self._handle: Any = ffi.gc(out[0], lib.di_core_destroy)
-        ratios = config.ratios
-        self._steps = RecordReader("di_scheduler_outputs", SchedulerOutputs, "seq_uid", ratios)
-        self._sampler = RecordReader("di_sampler_inputs", SamplerInputs, "selected_rows", ratios)
+        layouts = ffi.new("di_layouts const **")
+        check(lib.di_core_layouts(self._handle, layouts))
+        shown = config.ratios, layouts[0]
+        self._steps = RecordReader("di_scheduler_outputs", SchedulerOutputs, "steps", *shown)
+        self._sampler = RecordReader("di_sampler_inputs", SamplerInputs, "sampler", *shown)
         self._inputs: RecordReader[Any] = (
-            RecordReader("di_input_metadata_v41", InputMetadataV41, "input_ids", ratios)
+            RecordReader("di_input_metadata_v41", InputMetadataV41, "inputs", *shown)
             if config.inputs == "InputMetadataV41"
-            else RecordReader("di_input_metadata", InputMetadata, "input_ids", ratios)
+            else RecordReader("di_input_metadata", InputMetadata, "inputs", *shown)
         )
         self._output = OutputWriter()
         self._events = EventRing()
@@ -254,7 +231,12 @@ class Core(Transfers, Sharing):
             gate.refuse()
         try:
             core = self._handle or self._core
-            call(pack, core, step_id, self._base)
+            try:
+                code = pack(core, step_id, self._base)
+            except (TypeError, OverflowError) as error:
+                raise misfit(error) from error
+            if code:
+                raise last_error(code)
             record: InputMetadata | InputMetadataV41 = self._inputs.read(core)
         finally:
             gate.leave()
@@ -267,7 +249,12 @@ class Core(Transfers, Sharing):
             gate.refuse()
         try:
             core = self._handle or self._core
-            call(pack_sampler, core, step_id, self._sampler.struct)
+            try:
+                code = pack_sampler(core, step_id, self._sampler.struct)
+            except (TypeError, OverflowError) as error:
+                raise misfit(error) from error
+            if code:
+                raise last_error(code)
             return self._sampler.read(core)
         finally:
             gate.leave()
@@ -288,7 +275,7 @@ class Core(Transfers, Sharing):
             try:
                 code = commit_info(core, step_id, struct, events.batch, events.info)
             except (TypeError, OverflowError) as error:
-                raise ArgumentError(f"an argument does not fit: {error}") from error
+                raise misfit(error) from error
             if code:
                 raise last_error(code)
             return events.view(core)
@@ -297,7 +284,12 @@ class Core(Transfers, Sharing):
 
     def step_done(self, step_id: int) -> None:
         """The device is done with every step up to this one: what they used may be handed out again."""
-        call(step_done, self._handle or self._core, step_id)
+        try:
+            code = step_done(self._handle or self._core, step_id)
+        except (TypeError, OverflowError) as error:
+            raise misfit(error) from error
+        if code:
+            raise last_error(code)
 
     def poll_events(self) -> EventView:
         """Terminal events that were decided outside a commit.

@@ -41,12 +41,17 @@ def check(code: int) -> None:
         raise last_error(code)
 
 
+def misfit(error: Exception) -> ArgumentError:
+    """What cffi's refusal of a caller's number is to the caller."""
+    return ArgumentError(f"an argument does not fit: {error}")
+
+
 def call(function: Any, *arguments: Any) -> None:
     """`check` of a call with a caller's numbers; one that does not fit its C type is an ArgumentError."""
     try:
         code = function(*arguments)
     except (TypeError, OverflowError) as error:
-        raise ArgumentError(f"an argument does not fit: {error}") from error
+        raise misfit(error) from error
     if code:
         raise last_error(code)
 

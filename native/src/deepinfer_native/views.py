@@ -1,8 +1,8 @@
 """Contract records over the core's memory: arrays are made once for each ring slot and sliced again only on a change.
 
-The C side writes one struct; its ``di_view`` members say where the arrays of this call lie. A slot of the ring is known
-by the address of one of its arrays. Unchanged views (compared as bytes) keep their Python arrays, so a steady step
-makes no array at all, and a step of another size slices the arrays that are there. Views and scalars are unpacked from
+The C side writes one struct; its ``di_view`` members say where the arrays of this call lie. ``di_layouts`` says which
+slot of the ring has them, and changes a number when a view of that slot does. A steady step looks at that number only,
+and makes no array at all; a step of another size slices the arrays that are there. Views and scalars are unpacked from
 the struct's bytes: reading them member by member takes several times as long.
 """
 
@@ -141,13 +141,15 @@ class Slot(Generic[R]):
 
     record: R
     raw: list[bytes]
+    version: int = 0
     arrays: dict[tuple[str, int], tuple[int, int, Array]] = field(factory=dict)  # address, elements, flat array
 
 
 class RecordReader(Generic[R]):
     """Reads one kind of record after the C side wrote ``struct``."""
 
-    def __init__(self, struct: str, make: type[R], key: str, ratios: tuple[int, ...]) -> None:
+    def __init__(self, struct: str, make: type[R], kind: str, ratios: tuple[int, ...], layouts: Any) -> None:
+        """``layouts``: ``di_layouts *`` of the core, which has ``kind``; it is read after a call that succeeded."""
         self.struct = ffi.new(f"{struct} *")
         self._make = make
         self._ratios = ratios
@@ -157,27 +159,35 @@ class RecordReader(Generic[R]):
         self._unpack, self._assign = layout.unpack_from, assigner(names)
         self._keyed = [m.name for m in members if not m.is_view and m.count]
         self._buffer = ffi.buffer(self.struct)
-        at = next(m.offset for m in members if m.name == key)
-        self._key = slice(at, at + 8)
-        self._slots: dict[bytes, Slot[R]] = {}
+        self._layouts = ffi.buffer(layouts, ffi.sizeof("di_layouts"))
+        self._where = Struct(f"={ffi.offsetof('di_layouts', kind)}xiI").unpack_from
+        self._slots: dict[int, Slot[R]] = {}
 
     def read(self, owner: object) -> R:
         """The record of the call that just returned; its arrays keep ``owner``, whose memory they show."""
-        key = self._buffer[self._key]
-        slot = self._slots.get(key)
-        if slot is None:
-            slot = self._slots[key] = Slot(self._make(), [b""] * len(self._runs))
+        index, version = self._where(self._layouts)
+        slot = self._slots.get(index)
+        if slot is None or slot.version != version:
+            slot = self._look(index, version, owner)
         record = slot.record
+        self._assign(record, self._unpack(self._buffer))
+        return record
+
+    def _look(self, index: int, version: int, owner: object) -> Slot[R]:
+        """Compare all views of a slot with those that were there."""
+        slot = self._slots.get(index)
+        if slot is None:
+            slot = self._slots[index] = Slot(self._make(), [b""] * len(self._runs))
         for i, (begin, end, places) in enumerate(self._runs):
             raw, before = self._buffer[begin:end], slot.raw[i]
             if raw != before:
                 slot.raw[i] = raw
                 self._renew(slot, places, raw, before, owner)
-        self._assign(record, self._unpack(self._buffer))
         for name in self._keyed:
             value = getattr(self.struct, name)
-            setattr(record, name, {r: int(value[i]) for i, r in enumerate(self._ratios)})
-        return record
+            setattr(slot.record, name, {r: int(value[i]) for i, r in enumerate(self._ratios)})
+        slot.version = version
+        return slot
 
     def _renew(self, slot: Slot[R], places: list[Place], raw: bytes, before: bytes, owner: object) -> None:
         """Set the members whose views changed. A step of another size changes most of them, so the usual one, a longer
