@@ -110,3 +110,29 @@ def verify(
     rest = [max(a - b * math.exp(-5e-5), 0.0) for a, b in zip(q, p, strict=True)]
     left = math.fsum(rest)
     return False, draw([int(x / left * 2**31) for x in rest], key(seed, position, 1))
+
+
+def penalised(
+    logits: Sequence[float],
+    prompt: Sequence[int],
+    outputs: Sequence[int],
+    repetition: float = 1.0,
+    presence: float = 0.0,
+    frequency: float = 0.0,
+) -> list[float]:
+    """Logits after the penalties, from the plain lists of tokens."""
+    changed = []
+    for token, logit in enumerate(logits):
+        count = list(outputs).count(token)
+        if count or token in prompt:
+            logit = logit / repetition if logit > 0 else logit * repetition
+        changed.append(logit - frequency * count - (presence if count else 0.0))
+    return changed
+
+
+def words(allowed: Sequence[int], n_words: int) -> list[int]:
+    """A grammar mask as signed 32-bit words, least significant bit first."""
+    bits = [0] * n_words
+    for token in allowed:
+        bits[token // 32] |= 1 << (token % 32)
+    return [word - 2**32 if word >= 2**31 else word for word in bits]

@@ -337,31 +337,6 @@ def test_sample_token_depends_on_seed_and_position_only():
 # --- refusals ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("repetition_penalty", np.array([1.0, 1.1], np.float32)),
-        ("presence_penalty", np.array([0.0, 0.5], np.float32)),
-        ("frequency_penalty", np.array([-0.5, 0.0], np.float32)),
-        ("bias", np.array([[0, 1]], np.int32)),
-        ("bias_value", np.array([0.5], np.float32)),
-        ("prompt_tokens", np.array([3], np.int32)),
-        ("grammar_mask", [np.zeros((1, 1), np.int32)]),
-        ("grammar_rows", [np.array([0], np.int32)]),
-        ("selected_prompt_rows", np.array([0], np.int32)),
-        ("max_top_logprobs", 5),
-    ],
-)
-def test_sample_unsupported_field_is_refused_by_name(field, value):
-    inputs = sampler_inputs(2)
-    setattr(inputs, field, value)
-    with pytest.raises(NotSupported) as caught:
-        CanonicalSampler(4).sample(torch.zeros(2, 4), inputs)
-    assert caught.value.details == {"field": field}
-    assert f"SamplerInputs.{field} is set" in str(caught.value)
-    assert "remedy: " in str(caught.value)
-
-
 def test_sample_rows_of_drafts_are_refused_by_name():
     with pytest.raises(NotSupported, match=r"SamplerInputs\.draft_rows is set"):
         sample(torch.zeros(3, 4), n=2, first_row=[0, 1], row_count=[1, 2], draft_rows=[0, 5, 0])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from samplers_step import sample, sampler_inputs
 
-from deepinfer_core.errors import InvalidParameter, NotSupported, PluginMissing
+from deepinfer_core.errors import InvalidParameter, NotSupported, PluginMissing, ShapeContractError
 from deepinfer_core.interfaces import Sampler
 from deepinfer_samplers import plugin
 
@@ -36,8 +36,8 @@ def digest():
     out = sample(torch.randn(4, 500), **given)
     text = "no refusal"
     try:
-        sample(torch.zeros(1, 4), max_top_logprobs=3)
-    except NotSupported as error:
+        sample(torch.zeros(1, 4), forced=[9])
+    except ShapeContractError as error:
         text = str(error)
     return hashlib.sha256(out.sampled_ids.tobytes() + out.sampled_logprob.tobytes() + text.encode()).hexdigest()
 

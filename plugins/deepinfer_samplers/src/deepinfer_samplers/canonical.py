@@ -14,12 +14,14 @@ import torch
 from deepinfer_contracts import SamplerInputs, SamplerOutput
 from deepinfer_core.errors import NotSupported, ShapeContractError
 from deepinfer_samplers import shortcuts
+from deepinfer_samplers.description import joined, model_logprobs
 from deepinfer_samplers.drafts import DraftPool, row_bytes
 from deepinfer_samplers.filters import MAX_VOCAB
-from deepinfer_samplers.parameters import StepParameters, host, read
+from deepinfer_samplers.parameters import StepParameters
 from deepinfer_samplers.proposals import Proposer
-from deepinfer_samplers.rows import parts
-from deepinfer_samplers.verification import StepDrafts, choose, joined, verified_output
+from deepinfer_samplers.reading import host, misfit, read
+from deepinfer_samplers.rows import Preparation, chunk_rows
+from deepinfer_samplers.verification import StepDrafts, choose, fresh_output, join, verified_output
 
 if TYPE_CHECKING:
     from deepinfer_core.interfaces import DraftBlock
@@ -33,6 +35,8 @@ class CanonicalSampler:
     :param num_draft: Drafts of a request in each decode step; call `reserve` before the first.
     :param is_coupled: Draw with coupled noise, with and without drafts; else canonical draws and rejection.
     :param device: Where the drafts are kept.
+    :param preparation: What happens to logits before anything is chosen; None: what the requests say.
+    :param sum_smaller: Whether to return the audit statistic ``sum_smaller``.
     :raises NotSupported: ``vocab_size`` is above 262,144.
     """
 
@@ -40,7 +44,14 @@ class CanonicalSampler:
     """``sample`` wants ``SamplerInputs`` as packed, not on the device."""
 
     def __init__(
-        self, vocab_size: int, *, num_draft: int = 0, is_coupled: bool = False, device: str | torch.device = "cpu"
+        self,
+        vocab_size: int,
+        *,
+        num_draft: int = 0,
+        is_coupled: bool = False,
+        device: str | torch.device = "cpu",
+        preparation: Preparation | None = None,
+        sum_smaller: bool = False,
     ) -> None:
         if vocab_size > MAX_VOCAB:
             raise NotSupported(
@@ -52,6 +63,8 @@ class CanonicalSampler:
         self.num_draft = num_draft
         self.is_coupled = is_coupled
         self.device = torch.device(device)
+        self.preparation = preparation or Preparation(vocab_size)
+        self.sum_smaller = sum_smaller
         self._proposer: Proposer | None = None
 
     def sample(self, logits: torch.Tensor, inputs: SamplerInputs) -> SamplerOutput:
@@ -65,13 +78,38 @@ class CanonicalSampler:
         :raises NotSupported: ``inputs`` asks for something that this sampler does not do; names the field.
         :raises ShapeContractError: ``logits`` and ``inputs`` do not fit each other.
         """
+        self._check(logits)
+        with torch.inference_mode():
+            return self._sample(logits.detach(), inputs)
+
+    def prompt_logprobs(self, logits: torch.Tensor, targets: Any) -> Any:
+        """Log-probability of the token that follows each row of a prompt, in the model's own distribution.
+
+        :param logits: f32 ``[P, V]``, as for `sample`; a few thousand rows at a time bound the memory.
+        :param targets: int ``[P]``, numpy or a tensor of any device: the token behind each row.
+        :returns: f32 ``[P]``, where the logits are: an array on the host, else a tensor of the device. NaN where a row
+            holds NaN or +inf, or no finite value; -inf for a token beyond the vocabulary.
+        :raises ShapeContractError: ``logits`` and ``targets`` do not fit each other.
+        """
+        self._check(logits)
+        tokens = targets if isinstance(targets, torch.Tensor) else shortcuts.upload(targets, logits.device)
+        if tokens.shape != (len(logits),):
+            raise misfit("targets", f"shape ({len(logits)},), one a row", f"shape {tuple(tokens.shape)}")
+        with torch.inference_mode():
+            tokens = tokens.to(logits.device).long()
+            inside = (tokens >= 0) & (tokens < self.vocab_size)
+            tokens, logits = tokens.clamp(0, self.vocab_size - 1), logits[:, : self.vocab_size]
+            size = chunk_rows(logits.device, self.vocab_size)
+            parts = [model_logprobs(logits[i : i + size], tokens[i : i + size]) for i in range(0, len(logits), size)]
+            values = joined(parts, torch.zeros(0, device=logits.device))
+            return shortcuts.result(values.masked_fill(~inside, float("-inf")))
+
+    def _check(self, logits: torch.Tensor) -> None:
         if logits.ndim != 2 or logits.shape[1] < self.vocab_size or logits.dtype != torch.float32:
             raise ShapeContractError(
                 f"sampler 'canonical': logits: expected float32 (R, V) with V >= {self.vocab_size},"
                 f" got {str(logits.dtype).removeprefix('torch.')} {tuple(logits.shape)}"
             )
-        with torch.inference_mode():
-            return self._sample(logits.detach(), inputs)
 
     @property
     def sequence_bytes(self) -> int:
@@ -111,25 +149,15 @@ class CanonicalSampler:
     def _sample(self, logits: torch.Tensor, inputs: SamplerInputs) -> SamplerOutput:
         step = read(inputs, logits.shape[0], logits.shape[1], self.vocab_size)
         drafts = self._drafts(inputs, step)
-        device = logits.device
-        choices = []
-        status = []
-        for rows in parts(logits, step, self.vocab_size):
-            choice = choose(rows, is_coupled=self.is_coupled, drafts=drafts)
-            choices.append(choice)
-            status.append(rows.status)
-            if rows.failed is not None:
-                choice.tokens.masked_fill_(rows.failed, 0)
-                choice.logprobs.masked_fill_(rows.failed, float("-inf"))
-        whole = joined(choices, device)
-        states = torch.cat(status) if status else torch.zeros(0, dtype=torch.int8, device=device)
-        ids = whole.tokens.to(torch.int32)
-        result = shortcuts.result
-        if drafts is None:
-            return SamplerOutput(
-                sampled_ids=result(ids), sampled_logprob=result(whole.logprobs), row_status=result(states)
-            )
-        return verified_output(drafts, step.first, whole, ids, states)
+        proposed = None if drafts is None else drafts.tokens()
+        parts = [
+            choose(rows, step, is_coupled=self.is_coupled, drafts=drafts, sum_smaller=self.sum_smaller)
+            for rows in self.preparation.parts(logits, step, proposed)
+        ]
+        whole = join(parts, step, logits.device, sum_smaller=self.sum_smaller)
+        output, emitted = fresh_output(whole) if drafts is None else verified_output(drafts, step.first, whole)
+        self.preparation.emitted(step, emitted)
+        return output
 
     def _drafts(self, inputs: SamplerInputs, step: StepParameters) -> StepDrafts | None:
         """The drafts that this step verifies; None in a step without draft rows."""

@@ -18,7 +18,7 @@ from deepinfer_samplers.ranking import beyond, highest
 MASS_BITS: Final = 44
 MAX_VOCAB: Final = 2**18
 """Widest row whose total mass fits into an int64 with a bit to spare."""
-_MASS_ONE: Final = float(2**MASS_BITS)
+MASS_ONE: Final = float(2**MASS_BITS)
 _CANDIDATES: Final = 1024
 """Tokens of a wide row that are sorted at first; all of them if the survivors turn out to be more, or cannot be
 counted without waiting for a device."""
@@ -94,14 +94,14 @@ def process(logits: torch.Tensor, peaks: torch.Tensor, filters: Filters) -> Dist
             outside[rows], total[rows] = cut(logits[rows], peaks[rows], total[rows], filters.select(rows))
         relative.masked_fill_(outside, 0.0)
         dropped = outside if dropped is None else dropped | outside
-    share = total.to(torch.float32) / _MASS_ONE
+    share = total.to(torch.float32) / MASS_ONE
     relative /= share.unsqueeze(1)
     return Distribution(scaled, dropped, share.log(), relative)
 
 
 def mass(relative: torch.Tensor) -> torch.Tensor:
     """Fixed-point mass of each token, int64; ``relative`` f32 in [0, 1]."""
-    return (relative * _MASS_ONE).to(torch.int64)
+    return (relative * MASS_ONE).to(torch.int64)
 
 
 def cut(

@@ -20,7 +20,8 @@ from deepinfer_samplers.drafts import NO_DRAFT, DraftPool
 from deepinfer_samplers.draw import draw
 from deepinfer_samplers.gumbel import coupled, noise_keys
 from deepinfer_samplers.hashing import draw_keys
-from deepinfer_samplers.parameters import StepParameters, host, of_drafts
+from deepinfer_samplers.parameters import StepParameters
+from deepinfer_samplers.reading import host, of_drafts
 from deepinfer_samplers.rows import Rows, parts
 
 if TYPE_CHECKING:

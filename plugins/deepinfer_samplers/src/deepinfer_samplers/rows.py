@@ -6,8 +6,8 @@ here looks across rows. Masks and other changes are made in a copy of a few rows
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,12 @@ import torch
 from attrs import frozen
 
 from deepinfer_samplers import ranking, shortcuts
+from deepinfer_samplers.bitmask import forbid
 from deepinfer_samplers.filters import Distribution, Filters, process
 from deepinfer_samplers.parameters import RowParameters, StepParameters
+from deepinfer_samplers.penalties import Penalties
+
+Mask = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int], Any]
 
 GREEDY_BELOW: Final = np.float32(1e-5)
 """Temperatures below this one mean greedy: the best token, without arithmetic on the logits."""
@@ -70,37 +74,118 @@ class Rows:
         return process(logits, peaks, _filters(self.parameters.pick(rows), width, device))
 
 
-def parts(logits: torch.Tensor, step: StepParameters, vocab_size: int) -> Iterator[Rows]:
-    """All rows of a step in order, a few at a time.
+class Preparation:
+    """Steps 1 to 7 for one vocabulary, with the counts of penalties that go on from step to step.
 
-    :param logits: f32 ``[R, V]``, ``V`` at least ``vocab_size``; columns and rows beyond are padding. Not changed.
+    :param blacklist: Tokens that are never chosen.
+    :param force_top_k: Candidates of every row, whatever its request says; 0: all.
+    :param mask: The op ``sample.mask`` of a backend; None: `bitmask.forbid`.
     """
-    limit = _CHUNK_ELEMENTS.get(logits.device.type, _CHUNK_ELEMENTS_DEVICE)
-    total, size = len(step.rows), max(1, limit // vocab_size)
-    logits = logits[:, :vocab_size]
-    for start in range(0, total, size):
-        yield _prepare(logits, step, slice(start, min(start + size, total)))
+
+    def __init__(
+        self, vocab_size: int, *, blacklist: Sequence[int] = (), force_top_k: int = 0, mask: Mask | None = None
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.penalties = Penalties(vocab_size)
+        self._blacklist = np.array(sorted(set(blacklist)), np.int64)
+        self._force_top_k = force_top_k if 0 < force_top_k < vocab_size else 0
+        self._mask = mask or forbid
+
+    def parts(self, logits: torch.Tensor, step: StepParameters, drafts: torch.Tensor | None = None) -> Iterator[Rows]:
+        """All rows of a step in order, a few at a time.
+
+        :param logits: f32 ``[R, V]``, ``V`` at least the vocabulary size; columns and rows beyond are padding. Not
+            changed.
+        :param drafts: int ``[R]`` on the device, the draft that each row of the step verifies, -1 for none; needed
+            where requests have several rows, because penalties count the drafts before a row.
+        :raises ShapeContractError: counts are missing that a penalty needs.
+        """
+        total, size = len(step.rows), chunk_rows(logits.device, self.vocab_size)
+        self.penalties.begin(step, logits.device)
+        before = None if step.penalties is None else _drafts_before(step, drafts)
+        logits = logits[:, : self.vocab_size]
+        for start in range(0, total, size):
+            yield self._prepare(logits, step, slice(start, min(start + size, total)), before)
+
+    def emitted(self, step: StepParameters, tokens: torch.Tensor) -> None:
+        """What the step emits, for the penalties of the next one.
+
+        :param tokens: int ``[R]`` on the device: the token that each row emits, -1 where it emits none.
+        """
+        self.penalties.advance(step, tokens)
+
+    def _prepare(self, logits: torch.Tensor, step: StepParameters, at: slice, before: torch.Tensor | None) -> Rows:
+        raw = logits[at] if step.source is None else logits[shortcuts.upload(step.source[at], logits.device)]
+        rows = step.rows.pick(at)
+        best, peaks = _best(raw)
+        broken = ~peaks.isfinite()  # the peak is the row's NaN if it holds one
+        failed, allowed = broken, self._changed(raw, step, at, rows, None if before is None else before[at])
+        if allowed is not raw:
+            best, peaks = _best(allowed)
+            failed = broken | ~peaks.isfinite()
+        status = torch.zeros(len(raw), dtype=torch.int8, device=raw.device)
+        if shortcuts.is_clear(failed):
+            return Rows(at, rows, allowed, raw, best, peaks, None, status)
+        status.masked_fill_(failed, ROW_NOTHING_ALLOWED).masked_fill_(broken, ROW_NAN)
+        # Such a row runs along with harmless values, and what is chosen from it is replaced at the end.
+        allowed, peaks = allowed.masked_fill(failed.unsqueeze(1), 0.0), peaks.masked_fill(failed, 0.0)
+        return Rows(at, rows, allowed, raw, best, peaks, failed, status)
+
+    def _changed(
+        self, raw: torch.Tensor, step: StepParameters, at: slice, rows: RowParameters, before: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Steps 2 to 7 on a copy; ``raw`` itself where there is nothing to do."""
+        suppressed = None if step.suppressed is None else step.suppressed.within(at)
+        bias = None if step.bias is None else step.bias.within(at)
+        grammar = None if step.grammar is None else step.grammar.within(at)
+        penalised = step.penalties is not None and bool(step.penalties.asked()[rows.request].any())
+        nothing = suppressed is None and bias is None and grammar is None and not penalised
+        if nothing and not len(self._blacklist) and not self._force_top_k:
+            return raw
+        device, logits = raw.device, raw.clone()
+        if len(self._blacklist):
+            logits[:, shortcuts.upload(self._blacklist, device)] = float("-inf")
+        if suppressed is not None:
+            at_rows, at_tokens = (shortcuts.upload(part, device) for part in (suppressed.rows, suppressed.tokens))
+            logits[at_rows, at_tokens] = float("-inf")
+        if bias is not None and bias.values is not None:
+            places = shortcuts.upload(bias.rows, device), shortcuts.upload(bias.tokens, device)
+            logits.index_put_(places, shortcuts.upload(bias.values, device), accumulate=True)
+        if penalised and step.penalties is not None:
+            self.penalties.apply(logits, step.penalties, rows, before)
+        if grammar is not None:
+            words, masked = shortcuts.upload(grammar.words, device), shortcuts.upload(grammar.rows, device)
+            self._mask(logits, words, masked.to(torch.int32), _numbers(len(logits) + 1, device), 0)
+        if self._force_top_k:
+            count = torch.full((len(logits),), self._force_top_k, device=device)
+            ordered = ranking.highest(logits, min(self._force_top_k + 1, self.vocab_size))
+            logits.masked_fill_(ranking.beyond(logits, ordered, count), float("-inf"))
+        return logits
 
 
-def _prepare(logits: torch.Tensor, step: StepParameters, at: slice) -> Rows:
-    raw = logits[at] if step.source is None else logits[shortcuts.upload(step.source[at], logits.device)]
-    best, peaks = _best(raw)
-    broken = ~peaks.isfinite()  # the peak is the row's NaN if it holds one
-    failed, allowed = broken, raw
-    suppressed = None if step.suppressed is None else step.suppressed.within(at)
-    if suppressed is not None:
-        allowed = raw.clone()
-        places = shortcuts.upload(suppressed.rows, raw.device), shortcuts.upload(suppressed.tokens, raw.device)
-        allowed[places] = float("-inf")
-        best, peaks = _best(allowed)
-        failed = broken | ~peaks.isfinite()
-    status = torch.zeros(len(raw), dtype=torch.int8, device=raw.device)
-    if shortcuts.is_clear(failed):
-        return Rows(at, step.rows.pick(at), allowed, raw, best, peaks, None, status)
-    status.masked_fill_(failed, ROW_NOTHING_ALLOWED).masked_fill_(broken, ROW_NAN)
-    # Such a row runs along with harmless values, and what is chosen from it is replaced at the end.
-    allowed, peaks = allowed.masked_fill(failed.unsqueeze(1), 0.0), peaks.masked_fill(failed, 0.0)
-    return Rows(at, step.rows.pick(at), allowed, raw, best, peaks, failed, status)
+def chunk_rows(device: torch.device, width: int) -> int:
+    """How many rows of ``width`` logits are worked on at once on ``device``."""
+    return max(1, _CHUNK_ELEMENTS.get(device.type, _CHUNK_ELEMENTS_DEVICE) // width)
+
+
+def parts(logits: torch.Tensor, step: StepParameters, vocab_size: int) -> Iterator[Rows]:
+    """The rows of a step in which nothing is changed but what ``step`` says of single tokens."""
+    return Preparation(vocab_size).parts(logits, step)
+
+
+def _numbers(n: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(n, dtype=torch.int32, device=device)
+
+
+def _drafts_before(step: StepParameters, drafts: torch.Tensor | None) -> torch.Tensor | None:
+    """The drafts that come before each row, int64 ``[R, K]`` filled up with -1; None if no row has any."""
+    most = int(step.rows.offset.max(initial=0))
+    if drafts is None or most == 0:
+        return None
+    begin, columns = np.arange(len(step.rows)) - step.rows.offset, np.arange(most)
+    index = np.minimum(begin[:, None] + columns, len(step.rows) - 1)
+    is_before = shortcuts.upload(columns < step.rows.offset[:, None], drafts.device)
+    return torch.where(is_before, drafts[shortcuts.upload(index, drafts.device)].long(), -1)
 
 
 def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,14 @@ from attrs import frozen
 
 from deepinfer_contracts import SamplerOutput
 from deepinfer_samplers import shortcuts
+from deepinfer_samplers.description import NO_ALTERNATIVE, Description, describe, joined
+from deepinfer_samplers.description import join as join_descriptions
 from deepinfer_samplers.drafts import NO_DRAFT, DraftPool
 from deepinfer_samplers.draw import draw
 from deepinfer_samplers.filters import MASS_BITS, Distribution, mass
 from deepinfer_samplers.gumbel import coupled, noise_keys
 from deepinfer_samplers.hashing import FRESH, RESIDUAL, accept_keys, draw_keys, uniform
+from deepinfer_samplers.parameters import StepParameters
 from deepinfer_samplers.rows import Rows
 
 KEEP: Final = math.exp(-5e-5)
@@ -41,30 +44,38 @@ class StepDrafts:
     verifies: npt.NDArray[np.bool_]
     """``[R]``: whether the row verifies a draft. Host values: they say which work there is."""
 
+    def tokens(self) -> torch.Tensor:
+        """The draft of each row, int64 ``[R]``, -1 for none."""
+        drafts = self.pool.tokens
+        verifies = shortcuts.upload(self.verifies, drafts.device)
+        return torch.where(verifies, drafts[shortcuts.upload(self.places, drafts.device)].long(), NO_DRAFT)
+
 
 @frozen
 class Choice:
     """What some rows give. Tensors lie where the logits do."""
 
     tokens: torch.Tensor
-    """int64 ``[r]``: the draft where it is accepted, else what takes its place."""
-    logprobs: torch.Tensor
-    """f32 ``[r]``, log-probability of the token in the row's processed distribution."""
+    """int32 ``[r]``: the draft where it is accepted, else what takes its place; 0 where the row has failed."""
+    description: Description
+    """What is reported of the tokens."""
+    status: torch.Tensor
+    """int8 ``[r]``, as `Rows.status`."""
     accepted: torch.Tensor | None
     """bool ``[r]``: the row's own verdict, before those of earlier rows; None where no row verifies."""
     chance: torch.Tensor | None
     """f32 ``[r]``: how probable it was that the draft is accepted. With coupled and greedy rows it is 0 or 1."""
 
 
-def choose(rows: Rows, *, is_coupled: bool, drafts: StepDrafts | None) -> Choice:
+def choose(
+    rows: Rows, step: StepParameters, *, is_coupled: bool, drafts: StepDrafts | None, sum_smaller: bool = False
+) -> Choice:
     """The token of each row, accepted or drawn. Failed rows accept nothing; their tokens mean nothing."""
     device = rows.logits.device
-    tokens, logprobs = rows.best.clone(), torch.zeros(len(rows), device=device)
+    tokens = rows.best.clone()
     wanted = chance = accepted = None
     if drafts is not None:
-        places = shortcuts.upload(drafts.places[rows.at], device)
-        verifies = shortcuts.upload(drafts.verifies[rows.at], device)
-        wanted = torch.where(verifies, drafts.pool.tokens[places].long(), NO_DRAFT)
+        wanted = drafts.tokens()[rows.at]
     drawn = rows.drawn()
     distribution = rows.distribution(drawn) if len(drawn) else None
     index = shortcuts.upload(drawn, device)
@@ -81,13 +92,12 @@ def choose(rows: Rows, *, is_coupled: bool, drafts: StepDrafts | None) -> Choice
         tokens = torch.where(forced >= 0, forced, tokens)
         if accepted is not None and wanted is not None:
             accepted = torch.where(forced >= 0, forced == wanted, accepted)
-        # All the mass of a greedy row is on its best token.
-        logprobs.masked_fill_((forced >= 0) & (forced != rows.best), float("-inf"))
-    if distribution is not None:
-        logprobs[index] = distribution.logprobs(tokens[index])
-    if accepted is not None and rows.failed is not None:
-        accepted &= ~rows.failed
-    return Choice(tokens, logprobs, accepted, chance)
+    description = describe(rows, drawn, distribution, tokens, step, sum_smaller=sum_smaller)
+    if rows.failed is not None:
+        tokens = tokens.masked_fill(rows.failed, 0)
+        if accepted is not None:
+            accepted &= ~rows.failed
+    return Choice(tokens.to(torch.int32), description, rows.status, accepted, chance)
 
 
 def _target_tokens(
@@ -190,46 +200,74 @@ def settle(first: npt.NDArray[np.intp], accepted: torch.Tensor, is_draft: torch.
     )
 
 
-def joined(choices: Sequence[Choice], device: torch.device) -> Choice:
+def join(parts: Sequence[Choice], step: StepParameters, device: torch.device, *, sum_smaller: bool) -> Choice:
     """All rows of a step from its parts."""
-    if len(choices) == 1:
-        return choices[0]
-    if not choices:
-        empty = torch.zeros(0, device=device)
-        return Choice(empty.long(), empty, empty.bool(), empty)
-    tokens, logprobs = torch.cat([c.tokens for c in choices]), torch.cat([c.logprobs for c in choices])
-    accepted = [c.accepted for c in choices if c.accepted is not None]
-    chance = [c.chance for c in choices if c.chance is not None]
-    whole = len(accepted) == len(choices)
-    return Choice(tokens, logprobs, torch.cat(accepted) if whole else None, torch.cat(chance) if whole else None)
+    if len(parts) == 1:
+        return parts[0]
+    none = torch.zeros(0, device=device)
+    accepted = [part.accepted for part in parts if part.accepted is not None]
+    chance = [part.chance for part in parts if part.chance is not None]
+    verifies = len(accepted) == len(parts)
+    return Choice(
+        joined([part.tokens for part in parts], none.to(torch.int32)),
+        join_descriptions([part.description for part in parts], step, device, sum_smaller=sum_smaller),
+        joined([part.status for part in parts], none.to(torch.int8)),
+        joined(accepted, none.to(torch.bool)) if verifies else None,
+        joined(chance, none) if verifies else None,
+    )
+
+
+def fresh_output(rows: Choice) -> tuple[SamplerOutput, torch.Tensor]:
+    """The output of a step with a row for each request, and the token that each row emits, int32 ``[R]``."""
+    result, reported = shortcuts.result, rows.description
+    output = SamplerOutput(
+        sampled_ids=result(rows.tokens),
+        sampled_logprob=result(reported.logprobs),
+        row_status=result(rows.status),
+        top_ids=_optional(reported.top_ids),
+        top_logprobs=_optional(reported.top_logprobs),
+        sum_smaller=_optional(reported.sum_smaller),
+    )
+    return output, rows.tokens
 
 
 def verified_output(
-    drafts: StepDrafts, first: npt.NDArray[np.intp], rows: Choice, ids: torch.Tensor, status: torch.Tensor
-) -> SamplerOutput:
-    """The output of a step that verifies: tokens, what was accepted, and the statistics of it.
-
-    :param ids: int32 ``[R]``, the tokens of ``rows``; ``status`` int8 ``[R]``.
-    """
-    device, pool = ids.device, drafts.pool
-    places = shortcuts.upload(drafts.places, device)
-    is_draft = shortcuts.upload(drafts.verifies, device) & (pool.tokens[places] != NO_DRAFT)
+    drafts: StepDrafts, first: npt.NDArray[np.intp], rows: Choice
+) -> tuple[SamplerOutput, torch.Tensor]:
+    """The output of a step that verifies: tokens, what was accepted, the statistics of it. And what each row emits,
+    int32 ``[R]``, -1 for nothing."""
+    ids, pool, reported = rows.tokens, drafts.pool, rows.description
+    places = shortcuts.upload(drafts.places, ids.device)
+    is_draft = drafts.tokens() != NO_DRAFT
     accepted = torch.zeros_like(is_draft) if rows.accepted is None else rows.accepted & is_draft
     outcome = settle(first, accepted, is_draft, pool.num_draft)
     final, counted = outcome.final, outcome.counted
+    verified_ids = ids.masked_fill(~counted, NO_DRAFT)
     result = shortcuts.result
     output = SamplerOutput(
         sampled_ids=result(ids[final]),
-        sampled_logprob=result(rows.logprobs[final]),
-        row_status=result(status[final]),
-        verified_ids=result(ids.masked_fill(~counted, NO_DRAFT)),
-        verified_logprob=result(rows.logprobs.masked_fill(~counted, 0.0)),
+        sampled_logprob=result(reported.logprobs[final]),
+        row_status=result(rows.status[final]),
+        verified_ids=result(verified_ids),
+        verified_logprob=result(reported.logprobs.masked_fill(~counted, 0.0)),
         draft_logprob=result(pool.logprobs[places].clamp(max=0.0).masked_fill(~is_draft, 0.0)),
         accepted=result(outcome.accepted.to(torch.int32)),
         verified_per_step=result(outcome.verified_per_step),
         accepted_per_step=result(outcome.accepted_per_step),
     )
+    if reported.top_ids is not None and reported.top_logprobs is not None:
+        output.top_ids, output.top_logprobs = result(reported.top_ids[final]), result(reported.top_logprobs[final])
+        left_out = ~counted.unsqueeze(1)
+        output.verified_top_ids = result(reported.top_ids.masked_fill(left_out, NO_ALTERNATIVE))
+        output.verified_top_logprobs = result(reported.top_logprobs.masked_fill(left_out, 0.0))
+    if reported.sum_smaller is not None:
+        output.sum_smaller = result(reported.sum_smaller[final])
+        output.verified_sum_smaller = result(reported.sum_smaller.masked_fill(~counted, 0.0))
     if rows.chance is not None:
         error = (rows.chance - pool.confidence[places]).abs().masked_fill(~is_draft, 0.0).sum()
         output.confidence_error = float(error) if shortcuts.on_host(error) else error
-    return output
+    return output, verified_ids.index_copy(0, final, ids[final])
+
+
+def _optional(tensor: torch.Tensor | None) -> Any:
+    return None if tensor is None else shortcuts.result(tensor)
