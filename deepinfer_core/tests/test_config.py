@@ -189,6 +189,26 @@ def test_confidence_temperature_has_the_name_of_the_original_in_the_environment(
     assert EngineConfig.resolve(environ=environ).confidence_temperature == (1.25, 2.0)
 
 
+@pytest.mark.parametrize(
+    ("given", "ids"), [("", ()), ("7", (7,)), ("3, 1,3,", (1, 3)), ([5, 2], (2, 5)), (["5", "2"], (2, 5)), ((), ())]
+)
+def test_resolve_reads_token_ids(given, ids):
+    config = EngineConfig.resolve({"decode_token_blacklist": given}, environ={})
+    assert config.decode_token_blacklist == ids
+
+
+@pytest.mark.parametrize("given", ["-1", "1;2", "one", "1.5", str(2**31), [True], [None], [1.0], 5, "1,x"])
+def test_resolve_refuses_what_is_no_list_of_token_ids(given):
+    with pytest.raises(ConfigError, match="decode_token_blacklist must be token ids, comma separated"):
+        EngineConfig.resolve({"decode_token_blacklist": given}, environ={})
+
+
+def test_sampler_settings_have_the_names_of_the_original_in_the_environment():
+    environ = {"DEEPINFER_DECODE_TOKEN_BLACKLIST": "4,2", "DEEPINFER_SAMPLER_FORCE_TOPK": "50"}
+    config = EngineConfig.resolve(environ=environ)
+    assert (config.decode_token_blacklist, config.sampler_force_topk) == ((2, 4), 50)
+
+
 def test_resolve_refuses_groups():
     with pytest.raises(NotSupported) as caught:
         EngineConfig.resolve({"dp": 2, "ep": "8"}, environ={})

@@ -117,6 +117,14 @@ class EngineConfig:
         kind="text",
         choices=("off", "run", "batch"),
     )
+    decode_token_blacklist: tuple[int, ...] = setting((), "Tokens that are never chosen.", kind="ids")
+    sampler_force_topk: int = setting(
+        0,
+        "Candidates of every token, whatever the request says: the best so many after masks; 0: all.",
+        kind="integer",
+        minimum=0,
+        maximum=2**31 - 1,
+    )
     confidence_temperature: tuple[float, ...] = setting(
         (1.0,),
         "Divides what the draft head's confidences are made from; one number, or one for each draft.",

@@ -17,7 +17,7 @@ from attrs import frozen
 
 from deepinfer_core.errors import ConfigError
 
-Kind = Literal["text", "integer", "boolean", "size", "names", "numbers", "table"]
+Kind = Literal["text", "integer", "boolean", "size", "names", "ids", "numbers", "table"]
 
 _FALSE = frozenset({"", "0", "false", "no", "off"})
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -56,6 +56,7 @@ class Setting:
             return {
                 "text": "a text",
                 "names": "names, comma separated",
+                "ids": "token ids, comma separated",
                 "numbers": "numbers above 0, comma separated",
                 "table": "KIND:NAME=DISTRIBUTION",
             }[self.kind]
@@ -146,6 +147,8 @@ def _convert(declared: Setting, raw: object) -> Any:
             return _integer(raw, is_size=declared.kind == "size")
         case "names":
             return _names(raw)
+        case "ids":
+            return _ids(raw)
         case "numbers":
             return _numbers(raw)
         case "table":
@@ -172,6 +175,17 @@ def _integer(raw: object, *, is_size: bool) -> Any:
         if re.fullmatch(r"\s*[+-]?\d{1,4000}\s*", raw, re.ASCII):
             return int(raw)
     return _UNREADABLE
+
+
+def _ids(raw: object) -> Any:
+    """Token ids, rising, each once. Which ids there are is for the model to say."""
+    parts = [part for part in raw.split(",") if part.strip()] if isinstance(raw, str) else raw
+    if not isinstance(parts, list | tuple):
+        return _UNREADABLE
+    values = [_integer(part, is_size=False) for part in parts]
+    if any(value is _UNREADABLE or not 0 <= value < 2**31 for value in values):
+        return _UNREADABLE
+    return tuple(sorted(set(values)))
 
 
 def _numbers(raw: object) -> Any:

@@ -6,12 +6,14 @@ import sys
 import tomllib
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from samplers_step import sample, sampler_inputs
 
-from deepinfer_core.errors import InvalidParameter, NotSupported, PluginMissing, ShapeContractError
+from deepinfer_core.config import EngineConfig
+from deepinfer_core.errors import ConfigError, InvalidParameter, NotSupported, PluginMissing, ShapeContractError
 from deepinfer_core.interfaces import Sampler
 from deepinfer_samplers import plugin
 
@@ -68,6 +70,25 @@ def test_hook_vocabulary_that_is_no_positive_integer_is_refused(vocab_size):
 def test_hook_vocabulary_too_wide_for_exact_mass_is_refused():
     with pytest.raises(NotSupported, match="up to 262144 ids, got 262145"):
         plugin.deepinfer_sampler_create(name="canonical", params={}, vocab_size=262145, **ALONE)
+
+
+def made(**settings):
+    config = EngineConfig.resolve(settings, environ={})
+    backend = SimpleNamespace(ops={}, device="cpu")
+    return plugin.deepinfer_sampler_create("canonical", {}, 16, config, backend)
+
+
+def test_hook_settings_of_the_engine_reach_the_sampler():
+    logits = torch.arange(16.0).repeat(40, 1)
+    sampler = made(decode_token_blacklist=[15, 13], sampler_force_topk=2)
+    out = sampler.sample(logits, sampler_inputs(40, temperature=5.0, seed=list(range(40))))
+    assert set(out.sampled_ids.tolist()) == {14, 12}
+
+
+def test_hook_blacklist_beyond_the_vocabulary_is_refused():
+    with pytest.raises(ConfigError) as caught:
+        made(decode_token_blacklist=[3, 16])
+    assert caught.value.what == "decode_token_blacklist names token 16, and the vocabulary has ids 0 to 15"
 
 
 def test_hook_other_name_is_refused():

@@ -49,6 +49,8 @@ SETTINGS = (
     "grammar_engine",
     "draft_tokens",
     "draft_schedule",
+    "decode_token_blacklist",
+    "sampler_force_topk",
     "confidence_temperature",
     "max_backtracking_tokens",
     "verify",

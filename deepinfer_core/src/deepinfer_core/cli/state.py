@@ -41,7 +41,14 @@ class CommandState:
         return config
 
 
-METAVARS = {"integer": "N", "size": "SIZE", "names": "NAME", "numbers": "X,...", "table": "KIND:NAME=DIST"}
+METAVARS = {
+    "integer": "N",
+    "size": "SIZE",
+    "names": "NAME",
+    "ids": "ID,...",
+    "numbers": "X,...",
+    "table": "KIND:NAME=DIST",
+}
 """How help shows the value of a setting, by its kind."""
 
 
@@ -93,7 +100,7 @@ def _setting_option(key: str) -> Callable[[F], F]:
     metavar = METAVARS.get(declared.kind, "TEXT")
     if declared.choices:
         metavar = "|".join(declared.choices)
-    return click.option(name, metavar=metavar, multiple=declared.kind in ("names", "table"), **common)
+    return click.option(name, metavar=metavar, multiple=declared.kind in ("names", "ids", "table"), **common)
 
 
 def common_options(function: F) -> F:

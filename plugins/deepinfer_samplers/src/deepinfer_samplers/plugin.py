@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from deepinfer_core import hookimpl
-from deepinfer_core.errors import InvalidParameter, PluginMissing
+from deepinfer_core.errors import ConfigError, InvalidParameter, PluginMissing
 
 if TYPE_CHECKING:
     from deepinfer_core.config import EngineConfig
@@ -48,12 +48,29 @@ def deepinfer_sampler_create(
             remedy="give the number of ids that the tokenizer can decode",
         )
     from deepinfer_samplers.canonical import CanonicalSampler  # imports torch: only when a sampler is made
+    from deepinfer_samplers.rows import Preparation
 
     if config is None or backend is None:
         return CanonicalSampler(vocab_size)
+    unknown_ids = [token for token in config.decode_token_blacklist if token >= vocab_size]
+    if unknown_ids:
+        raise ConfigError(
+            f"decode_token_blacklist names token {unknown_ids[0]}, and the vocabulary has ids 0 to {vocab_size - 1}",
+            reason=f"set by {config.origin('decode_token_blacklist')}",
+            remedy="give ids of this model's tokenizer",
+            details={"field": "decode_token_blacklist", "value": unknown_ids},
+        )
+    preparation = Preparation(
+        vocab_size,
+        blacklist=config.decode_token_blacklist,
+        force_top_k=config.sampler_force_topk,
+        mask=backend.ops.get("sample.mask"),
+    )
     return CanonicalSampler(
         vocab_size,
         num_draft=config.draft_tokens,
         is_coupled=config.verification == "coupled",
         device=str(backend.device),
+        preparation=preparation,
+        sum_smaller=getattr(config, "sum_smaller", False),
     )

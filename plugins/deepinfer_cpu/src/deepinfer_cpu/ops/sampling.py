@@ -27,12 +27,13 @@ def mask(logits: Tensor, bitmask: Tensor, reqs: Tensor, first_row: Tensor, step:
     vocab = logits.shape[1]
     if bitmask.shape[1] != -(-vocab // 32) or bitmask.shape[0] != reqs.shape[0]:
         raise shape_error("sample.mask", "bitmask", f"[{reqs.shape[0]}, {-(-vocab // 32)}]", list(bitmask.shape))
-    bits = torch.arange(32, dtype=torch.int32)
-    for i, r in enumerate(reqs.tolist()):
-        row = int(first_row[r]) + step
-        if row < int(first_row[r + 1]):
-            allowed = (bitmask[i].unsqueeze(1) >> bits & 1).view(-1)[:vocab].bool()
-            logits[row].masked_fill_(~allowed, -math.inf)
+    requests = reqs.long()
+    rows = first_row[requests].long() + step
+    octets = bitmask.contiguous().numpy().view(np.uint8)
+    forbidden = torch.from_numpy(np.unpackbits(octets, axis=1, count=vocab, bitorder="little")) == 0
+    for i, (row, end) in enumerate(zip(rows.tolist(), first_row[requests + 1].tolist(), strict=True)):
+        if row < end:
+            logits[row].masked_fill_(forbidden[i], -math.inf)
     return logits
 
 
