@@ -9,7 +9,7 @@ from typing import Any
 from attrs import frozen
 
 from deepinfer_core.calibration import check_target
-from deepinfer_core.calibration.engine_facts import budget_of
+from deepinfer_core.calibration.engine_facts import budget_of, curve_for
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.determinism import check_deterministic
 from deepinfer_core.engine import Engine
@@ -20,7 +20,7 @@ from deepinfer_core.model_length import resolve_max_model_len
 from deepinfer_core.native_core import make_core
 from deepinfer_core.parts import Parts
 from deepinfer_core.pipeline import Machinery, Owners
-from deepinfer_core.pipeline.lengths import CORRECT_LENGTHS, DECODE_METADATA
+from deepinfer_core.pipeline.lengths import CORRECT_LENGTHS, DECODE_METADATA, VERIFY_LENGTHS
 from deepinfer_core.pipeline.machinery import FEED_TOKENS
 from deepinfer_core.plugins.failure import blame, exception_text
 from deepinfer_core.prefix import check_prefix_cache, fingerprint
@@ -100,17 +100,32 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
         )
         return Engine(make_core(**{**settings, **changes}), machinery, tokenizer, observers=observers)
 
-    if config.target_itl_ms is None:
-        return Built(make_engine({}), tokenizer, plan, vocab_size, max_model_len, batched)
-    budget = budget_of(parts, plan, settings, make_engine, tokenizer)
-    engine = make_engine(budget.settings(config.max_chunk or batched))
-    engine.core.set_cost_model(budget.profile.prefill, decode=budget.profile.decode)
-    return Built(engine, tokenizer, plan, vocab_size, max_model_len, batched, (budget.text,))
+    notes: list[str] = []
+    changes: dict[str, Any] = {}
+    curve = budget = None
+    if config.draft_schedule == "confidence" and num_draft:
+        curve = curve_for(parts, plan, settings, make_engine, tokenizer)
+        changes["verify_lengths"] = "confidence"
+        notes.append(f"deepinfer: drafts verified by confidence; step times {curve.origin}")
+    if config.target_itl_ms is not None:
+        budget = budget_of(parts, plan, settings, make_engine, tokenizer)
+        changes.update(budget.settings(config.max_chunk or batched))
+        notes.append(budget.text)
+    engine = make_engine(changes)
+    if curve is not None:
+        curve.give_to(engine.core)
+        if config.deterministic == "off":
+            engine.correct_curve(curve.sizes)
+    if budget is not None:
+        engine.core.set_cost_model(budget.profile.prefill, decode=budget.profile.decode)
+    return Built(engine, tokenizer, plan, vocab_size, max_model_len, batched, tuple(notes))
 
 
 def _check_overlap(config: EngineConfig, backend: Backend, num_draft: int) -> None:
     """A step that continues the one in flight takes its tokens on the device, so the backend must have those ops."""
     needed = [FEED_TOKENS, *((CORRECT_LENGTHS, DECODE_METADATA) if num_draft else ())]
+    if num_draft and config.draft_schedule == "confidence":
+        needed.append(VERIFY_LENGTHS)
     missing = [op for op in needed if op not in backend.ops]
     if config.overlap and missing:
         raise UnsupportedOp(

@@ -21,7 +21,7 @@ from typing import Any, Self
 from deepinfer_core.emission import Emitter
 from deepinfer_core.errors import ConfigError, DeepInferError, EngineError, InvalidParameter
 from deepinfer_core.interfaces import StepObserver
-from deepinfer_core.pipeline import Machinery, PhaseTimes, StepFault, StepRecord
+from deepinfer_core.pipeline import CurveFeedback, Machinery, PhaseTimes, StepFault, StepRecord
 from deepinfer_core.pipeline.collect import collect, nothing, refused, settle
 from deepinfer_core.pipeline.forward import forward
 from deepinfer_core.pipeline.meter import StepMeter
@@ -65,6 +65,7 @@ class Engine:
         self._ring: deque[StepRecord] = deque(maxlen=self._depth + 1)
         """Keeps the results of a step alive until the step after it is committed."""
         self._meter = StepMeter(self.times, observers)
+        self._feedback: CurveFeedback | None = None
         self._live: dict[int, Request] = {}
         self._emitter = Emitter(self._live, tokenizer, core.finish, self._explain_too_long)
         self._waiting = WaitingSamples(self._start_sample, self._emitter.end)
@@ -73,6 +74,10 @@ class Engine:
         self._broken: DeepInferError | None = None
         self._closed = False
         self._last_prefix_report = PrefixCacheReport(0, 0, 0, 0)
+
+    def correct_curve(self, sizes: Sequence[int]) -> None:
+        """From now on decode steps correct the curve of step times with these ``sizes``, which the core has."""
+        self._feedback = CurveFeedback(self.core, sizes)
 
     def submit(self, request: Request) -> None:
         """Queue a checked request; its other samples follow when its prompt is computed.
@@ -294,6 +299,8 @@ class Engine:
         times.commit += t1 - t0
         times.emit += t2 - t1
         self._meter.committed(record, t2)
+        if self._feedback is not None:
+            self._feedback.observe(record)
 
     def _note_hits(self, record: StepRecord) -> None:
         """What the prefix cache saved of the prompts that start in this step."""

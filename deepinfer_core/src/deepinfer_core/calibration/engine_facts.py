@@ -9,6 +9,7 @@ from typing import Any
 from deepinfer_core.calibration.budget import Measured, TimeBudget, time_budget
 from deepinfer_core.calibration.measure import Run
 from deepinfer_core.calibration.profile import host_facts, model_fingerprint
+from deepinfer_core.calibration.verify_curve import VerifyCurve, verify_curve
 from deepinfer_core.interfaces import StepObserver
 from deepinfer_core.memory import PoolPlan
 from deepinfer_core.parts import Parts
@@ -55,24 +56,44 @@ def budget_of(
     target = parts.config.target_itl_ms
     if target is None:
         raise ValueError("target_itl_ms is not set")
-    max_model_len = settings["max_model_len"]
-
-    def run_on(engine: Any) -> Run:
-        def run(prompts: list[list[int]], tokens: int) -> None:
-            run_prompts(engine, tokenizer, prompts, tokens, settings["vocab_size"], max_model_len)
-
-        return run
-
     return time_budget(
         target,
         parts.hints,
         facts_of(parts, settings),
         make_engine=make_engine,
-        run_on=run_on,
-        max_tokens=min(max_model_len, plan.tokens),
+        run_on=_runner(tokenizer, settings),
+        max_tokens=min(settings["max_model_len"], plan.tokens),
         max_step_tokens=settings.get("max_chunk") or settings["max_num_batched_tokens"],
         max_num_seqs=plan.max_num_seqs,
     )
+
+
+def curve_for(
+    parts: Parts,
+    plan: PoolPlan,
+    settings: Mapping[str, Any],
+    make_engine: Callable[[Mapping[str, Any], StepObserver], Measured],
+    tokenizer: Tokenizer,
+) -> VerifyCurve:
+    """Step times by rows for an engine that chooses how many drafts to verify. See :func:`verify_curve`."""
+    return verify_curve(
+        facts_of(parts, settings),
+        make_engine=make_engine,
+        run_on=_runner(tokenizer, settings),
+        num_draft=settings["num_draft"],
+        max_num_seqs=plan.max_num_seqs,
+        max_tokens=min(settings["max_model_len"], plan.tokens),
+    )
+
+
+def _runner(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> Callable[[Any], Run]:
+    def run_on(engine: Any) -> Run:
+        def run(prompts: list[list[int]], tokens: int) -> None:
+            run_prompts(engine, tokenizer, prompts, tokens, settings["vocab_size"], settings["max_model_len"])
+
+        return run
+
+    return run_on
 
 
 def run_prompts(

@@ -62,16 +62,16 @@ def measure(watch: Stopwatch, run: Run, chunks: Sequence[int], batches: Sequence
 
     Raises EngineError when a step came out otherwise than planned.
     """
-    run([_prompt(8, 0)], 2)  # first calls allocate and compile
+    run([prompt_of(8, 0)], 2)  # first calls allocate and compile
     best: dict[tuple[str, int, int, int], int] = {}
     for seed in range(1, passes + 1):
         watch.begin(chunks)
-        run([_prompt(sum(chunks) + 1, seed)], DECODE_STEPS)
+        run([prompt_of(sum(chunks) + 1, seed)], DECODE_STEPS)
         for point in _of_chunks(watch.seen, chunks):
             _keep(best, point)
         for batch in batches:
             watch.begin()
-            run([_prompt(batch.length, seed * 100 + i) for i in range(batch.n)], DECODE_STEPS)
+            run([prompt_of(batch.length, seed * 100 + i) for i in range(batch.n)], DECODE_STEPS)
             for point in _of_batch(watch.seen, batch):
                 _keep(best, point)
     points = [Point(*key, ns) for key, ns in best.items()]
@@ -116,6 +116,6 @@ def _of_batch(seen: Sequence[tuple[str, int, int, int]], batch: Batch) -> Iterat
             yield Point(kind, n, batch.length if kind == "prefill" else 1, end, ns)
 
 
-def _prompt(length: int, seed: int) -> list[int]:
+def prompt_of(length: int, seed: int) -> list[int]:
     """Token ids that every vocabulary has, different for each seed."""
     return [3 + (seed * 31 + i * i * 7 + i) % 61 for i in range(length)]

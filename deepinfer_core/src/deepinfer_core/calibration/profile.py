@@ -79,6 +79,11 @@ def save(path: Path, profile: Profile, facts: Mapping[str, Any], points: Sequenc
         "facts": dict(facts),
         "measured": [attrs.asdict(point) for point in points],
     }
+    write_json(path, record)
+
+
+def write_json(path: Path, record: Mapping[str, Any]) -> None:
+    """Write ``record`` as a whole or not at all. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f"{path.stem}.", dir=path.parent)
     try:

@@ -15,8 +15,9 @@ work on are one :class:`Machinery`.
 """
 
 from deepinfer_core.pipeline.faults import Owners, StepFault
+from deepinfer_core.pipeline.feedback import CurveFeedback
 from deepinfer_core.pipeline.machinery import Machinery
 from deepinfer_core.pipeline.record import StepRecord
 from deepinfer_core.pipeline.times import PhaseTimes
 
-__all__ = ["Machinery", "Owners", "PhaseTimes", "StepFault", "StepRecord"]
+__all__ = ["CurveFeedback", "Machinery", "Owners", "PhaseTimes", "StepFault", "StepRecord"]

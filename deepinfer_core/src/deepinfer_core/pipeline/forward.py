@@ -40,6 +40,7 @@ def forward(parts: Machinery, core: Any, record: StepRecord, previous: StepRecor
     times.bind += t2 - t1
     times.feed += t3 - t2
     times.forward += t4 - t3
+    record.forward_ns = t4 - t3
 
 
 def _prologue(parts: Machinery, outputs: SchedulerOutputs) -> None:

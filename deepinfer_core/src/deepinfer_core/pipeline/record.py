@@ -36,6 +36,9 @@ class StepRecord:
     """The sampler's result as it came (C), maybe on the device; None where no row of the step is sampled."""
     results: Any = None
     """The same where the next step reads it: a SamplerOutput with arrays of the device."""
+    forward_ns: int = 0
+    """Host time of the model's part (B and C), and of sampling and drafting behind it."""
+    sample_ns: int = 0
     event: Any = None
     """Of the backend: when everything of this step is done on the device."""
     fault: StepFault | None = None

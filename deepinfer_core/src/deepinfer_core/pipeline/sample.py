@@ -64,10 +64,13 @@ def sample(parts: Machinery, core: Any, record: StepRecord) -> None:
         t3 = perf_counter_ns()
         if parts.drafts:
             draft(parts, record, hidden, rows if is_host else wanted, record.results)
+        t4 = perf_counter_ns()
         _mark(parts, record)
     times.pack += t1 - t0
     times.logits += t2 - t1
     times.sample += t3 - t2
+    record.forward_ns += t2 - t1
+    record.sample_ns = t4 - t2
 
 
 def _mark(parts: Machinery, record: StepRecord) -> None:
