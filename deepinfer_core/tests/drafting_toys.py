@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 import numpy as np
-from engine_toys import RING, TOKENS, TOY_HINTS, VOCAB, WINDOW, ToyBackend, ToyCaches, solo_tokens
+from engine_toys import RING, TOKENS, TOY_HINTS, VOCAB, WINDOW, ToyBackend, ToyCaches, apply_masks, solo_tokens
 
 from deepinfer_contracts import SamplerOutput
 from deepinfer_core.types import CacheSpec, SchedulerHints
@@ -75,7 +75,9 @@ class DraftingSampler:
         self.accepted: list[int] = []
 
     def sample(self, logits: Any, inputs: Any) -> SamplerOutput:
-        best = np.array(logits)[:, :TOKENS].argmax(axis=1).astype(np.int32)
+        scores = np.array(logits)[:, :TOKENS]
+        apply_masks(scores, inputs)
+        best = scores.argmax(axis=1).astype(np.int32)
         n, k = len(inputs.seed), self.num_draft
         first = range(n) if inputs.first_row is None else inputs.first_row.tolist()
         count = [1] * n if inputs.row_count is None else inputs.row_count.tolist()

@@ -18,7 +18,7 @@ from attrs import define, field
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
-from deepinfer_contracts import SamplerOutput
+from deepinfer_contracts import RowStatus, SamplerOutput
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import CapacityError
 from deepinfer_core.llm import LLM
@@ -212,6 +212,18 @@ class ToyModel:
         return rows
 
 
+def apply_masks(scores: Any, inputs: Any) -> None:
+    """``-inf`` where a grammar forbids a token, in place: row j of a request has mask j, where it is listed."""
+    for j, rows in enumerate(inputs.grammar_rows or ()):
+        for request in [] if rows is None else rows.tolist():
+            if inputs.row_count is not None and j >= inputs.row_count[request]:
+                continue
+            row = request if inputs.first_row is None else int(inputs.first_row[request]) + j
+            words = np.asarray(inputs.grammar_mask[j][request])
+            flags = np.unpackbits(words.view(np.uint8), bitorder="little")[: scores.shape[1]]
+            scores[row, flags == 0] = -np.inf
+
+
 class ToySampler:
     """The largest logit, or at a temperature the largest after noise from (seed, position)."""
 
@@ -224,7 +236,9 @@ class ToySampler:
         if inputs.eos_suppress is not None and len(inputs.eos_suppress):
             rows, tokens = inputs.eos_suppress.T
             scores[rows, tokens] = -np.inf
+        apply_masks(scores, inputs)
         status = np.isnan(scores).any(axis=1).astype(np.int8)
+        status[np.isneginf(scores).all(axis=1)] = RowStatus.NO_ALLOWED_TOKEN
         for row, temperature in enumerate(inputs.temperature.tolist()):
             if temperature >= 1e-5:
                 key = mixed(np.uint64(inputs.seed[row]) ^ mixed(np.uint64(inputs.sample_pos[row])))

@@ -83,10 +83,6 @@ def test_value_outside_its_range_is_refused_with_field_value_and_range(name: str
         ("logprobs", 0),
         ("top_logprobs", 1),
         ("prompt_logprobs", True),
-        ("so_args", {"schema_type": "json"}),
-        ("json_schema", "{}"),
-        ("regex", "a"),
-        ("grammar", "root ::= a"),
         ("forced_token_ids", [1]),
     ],
 )

@@ -25,6 +25,7 @@ from deepinfer_core.pipeline.machinery import FEED_TOKENS
 from deepinfer_core.plugins.failure import blame, exception_text
 from deepinfer_core.prefix import check_prefix_cache, fingerprint
 from deepinfer_core.speculation import check_sampler, draft_length, reserve
+from deepinfer_core.structured.manager import GrammarManager
 from deepinfer_core.tokenizer import Tokenizer
 from deepinfer_core.types import SchedulerHints
 
@@ -98,7 +99,9 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
         machinery = Machinery.of(
             parts.backend, parts.model, sampler, caches, sampled_vocab, owners=owners, sync_guard=config.sync_guard
         )
-        return Engine(make_core(**{**settings, **changes}), machinery, tokenizer, observers=observers)
+        core = make_core(**{**settings, **changes})
+        grammars = GrammarManager.of(parts, tokenizer, core.config, sampled_vocab)
+        return Engine(core, machinery, tokenizer, grammars=grammars, observers=observers)
 
     notes: list[str] = []
     changes: dict[str, Any] = {}

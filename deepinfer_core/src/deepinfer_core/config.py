@@ -89,6 +89,25 @@ class EngineConfig:
     )
     sampler: str = setting("canonical", "Sampler plugin.", kind="text")
     grammar_engine: str = setting("auto", "Grammar engine plugin for structured output, or auto.", kind="text")
+    so_builder_cpus: int = setting(
+        4, "Threads that compile grammars; no more than there are processors.", kind="integer", minimum=1, maximum=256
+    )
+    so_timeout_s: int = setting(
+        20,
+        "Seconds from submission within which a grammar must compile.",
+        kind="integer",
+        minimum=1,
+        maximum=86_400,
+        env="DEEPINFER_XGRAMMAR_TIMEOUT",
+    )
+    so_cache_bytes: int = setting(
+        1 << 30,
+        "Memory for compiled grammars, e.g. 512MiB; 0 keeps none.",
+        kind="size",
+        minimum=0,
+        maximum=2**48,
+        env="DEEPINFER_XGRAMMAR_CACHE_LIMIT_BYTES",
+    )
     validation: str = setting(
         "boundary", "Checks of contract records.", kind="text", choices=("off", "boundary", "full")
     )

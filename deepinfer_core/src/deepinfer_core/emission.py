@@ -8,6 +8,7 @@ from deepinfer_core.errors import DeepInferError
 from deepinfer_core.records import EventBatch, EventFlags, EventKind, FinishReason, RowStatus
 from deepinfer_core.requests import Request, failed_row
 from deepinfer_core.sampled import NO_ROWS, NO_TOKEN, BadRow
+from deepinfer_core.structured.failures import Failure
 from deepinfer_core.tokenizer import Tokenizer
 
 TOKEN, LAST, STOP = int(EventKind.TOKEN), int(EventFlags.LAST), int(FinishReason.STOP)
@@ -18,6 +19,7 @@ class Emitter:
 
     :param finish: ``Core.finish``: ends a request whose text holds a stop string.
     :param explain_too_long: The error of a request that the scheduler refused.
+    :param ended: Called with each request that has ended.
     """
 
     def __init__(
@@ -26,11 +28,13 @@ class Emitter:
         tokenizer: Tokenizer,
         finish: Callable[[int, FinishReason, int], object],
         explain_too_long: Callable[[Request], DeepInferError],
+        ended: Callable[[Request], object],
     ) -> None:
         self._live = live
         self._tokenizer = tokenizer
         self._finish = finish
         self._explain_too_long = explain_too_long
+        self._tell_ended = ended
 
     def emit(self, events: EventBatch, bad_rows: Mapping[int, BadRow] = NO_ROWS) -> None:
         """``bad_rows``: uid -> why the row has no token."""
@@ -57,6 +61,7 @@ class Emitter:
         """Finish a request and hand it to whoever waits for it."""
         self._live.pop(request.uid, None)
         request.finish(reason, detail, error)
+        self._tell_ended(request)
         request.inbox.append(request)
 
     def _token(self, request: Request, token: int, reason: int | None) -> None:
@@ -70,6 +75,11 @@ class Emitter:
             if reason is None:
                 self._finish(request.uid, FinishReason.STOP, len(request.token_ids))
             self.end(request, "stop", "stop_string")
+        elif reason is None and request.grammar is not None and token in request.eos_ids:
+            # Within the first min_tokens, where the core goes on: the grammar had nothing but an end to offer.
+            request.add_stop_token(token, b"")
+            self._finish(request.uid, FinishReason.STOP, len(request.token_ids))
+            self.end(request, "stop", "eos")
         elif reason is not None:
             full = len(request.token_ids) >= request.params.max_tokens
             self.end(request, FinishReason(reason).name.lower(), "max_tokens" if full else "model_length")
@@ -80,8 +90,15 @@ class Emitter:
         name = FinishReason(reason).name.lower()
         if reason == FinishReason.TOO_LONG:
             self.end(request, name, error=self._explain_too_long(request))
+        elif row.status == RowStatus.NO_ALLOWED_TOKEN and (failure := dead_end_of(request)) is not None:
+            self.end(request, "grammar", failure.detail, failure.error)
         elif reason == FinishReason.ENGINE:
             detail = "nan_logits" if row.status == RowStatus.NAN_LOGITS else ""
             self.end(request, name, detail, failed_row(request, row))
         else:
             self.end(request, name)
+
+
+def dead_end_of(request: Request) -> Failure | None:
+    """The failure of a request without an allowed token, if its grammar had a part in it."""
+    return None if request.grammar is None else request.grammar.dead_end(request.token_ids)

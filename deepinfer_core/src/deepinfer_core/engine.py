@@ -14,12 +14,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, Self
 
+from deepinfer_core.admission import Admission
 from deepinfer_core.emission import Emitter
-from deepinfer_core.errors import ConfigError, DeepInferError, EngineError, InvalidParameter
+from deepinfer_core.errors import ConfigError, DeepInferError, EngineError
 from deepinfer_core.interfaces import StepObserver
 from deepinfer_core.pipeline import CurveFeedback, Machinery, PhaseTimes, StepFault, StepRecord
 from deepinfer_core.pipeline.collect import collect, nothing, refused, settle
@@ -28,9 +30,12 @@ from deepinfer_core.pipeline.meter import StepMeter
 from deepinfer_core.pipeline.sample import sample
 from deepinfer_core.pipeline.schedule import schedule
 from deepinfer_core.prefix import PrefixCacheReport
+from deepinfer_core.records import FinishReason
 from deepinfer_core.requests import Request, too_long
-from deepinfer_core.samples import WaitingSamples
 from deepinfer_core.step_choice import LocalChooser, StepChooser
+from deepinfer_core.structured.failures import Failure
+from deepinfer_core.structured.manager import WAIT_S, GrammarManager
+from deepinfer_core.structured.report import GrammarReport
 from deepinfer_core.tokenizer import Tokenizer
 
 MAX_EMPTY_STEPS = 4
@@ -46,12 +51,13 @@ class Engine:
         parts: Machinery,
         tokenizer: Tokenizer,
         *,
+        grammars: GrammarManager,
         observers: Sequence[StepObserver] = (),
         chooser: StepChooser | None = None,
     ) -> None:
         """``core``: a ``deepinfer_native.Core``; its depth is the engine's. The engine closes it in :meth:`close`.
 
-        ``chooser``: says what kind of step comes next; None: this rank alone does.
+        ``chooser``: says what kind of step comes next; None: this rank alone does. ``grammars``: structured output.
         """
         self.core = core
         self._chooser = chooser or LocalChooser()
@@ -67,8 +73,9 @@ class Engine:
         self._meter = StepMeter(self.times, observers)
         self._feedback: CurveFeedback | None = None
         self._live: dict[int, Request] = {}
-        self._emitter = Emitter(self._live, tokenizer, core.finish, self._explain_too_long)
-        self._waiting = WaitingSamples(self._start_sample, self._emitter.end)
+        self._grammars = grammars
+        self._emitter = Emitter(self._live, tokenizer, core.finish, self._explain_too_long, grammars.running.ended)
+        self._admission = Admission(core, self._live, self._emitter.end, grammars)
         self._lock = threading.RLock()
         self._empty_steps = 0
         self._broken: DeepInferError | None = None
@@ -86,41 +93,18 @@ class Engine:
         """
         with self._lock:
             self._require_usable()
-            self._submit(request)
-            self._waiting.add(request)
+            self._admission.submit(request)
 
-    def _submit(self, request: Request) -> None:
-        params = request.params
-        try:
-            request.uid = self.core.submit(
-                request.prompt_token_ids,
-                max_tokens=params.max_tokens,
-                eos_ids=() if params.ignore_eos else tuple(request.eos_ids),
-                stop_ids=params.stop_token_ids,
-                ignore_eos=params.ignore_eos,
-                min_tokens=params.min_tokens,
-                temperature=params.temperature,
-                top_p=params.top_p,
-                top_k=params.top_k,
-                min_p=params.min_p,
-                seed=request.seed or 0,
-            )
-        except ValueError as err:  # an argument that the core refuses; it is unchanged
-            raise InvalidParameter(str(err)) from err
-        self._live[request.uid] = request
+    def _mask(self, record: StepRecord, rows: Any) -> Any:
+        return self._grammars.running.mask(record, rows, self._end_in_grammar)
 
-    def _start_sample(self, first: Request, other: Request) -> None:
-        """Over copies of the caches of ``first`` if it goes on; from the prompt if it has ended."""
+    def _end_in_grammar(self, request: Request, failure: Failure) -> None:
+        """While its row is in flight: what comes of that is dropped."""
         from deepinfer_native.errors import NotFoundError
 
-        try:
-            other.uid = self.core.fork(first.uid, seed=other.seed or 0, at_prompt=True)
-            self._live[other.uid] = other
-        except NotFoundError:
-            try:
-                self._submit(other)
-            except InvalidParameter as err:
-                self._emitter.end(other, "input", error=err)
+        with suppress(NotFoundError):  # the core has ended it for another reason, and has not said so yet
+            self.core.finish(request.uid, FinishReason.GRAMMAR, len(request.token_ids))
+        self._emitter.end(request, "grammar", failure.detail, failure.error)
 
     def step(self) -> bool:
         """Run one step; results go to the inboxes of their requests. False when nothing is left to do.
@@ -128,10 +112,15 @@ class Engine:
         At depth 2 the tokens of a decode step come with the call after its own.
         """
         with self._lock:
-            if not self._live or self._parts is None:
+            if self._parts is None:
                 return False
-            self._guarded(self._advance)
-            return bool(self._live)
+            self._admission.pump()
+            if self._live:
+                self._guarded(self._advance)
+            if self._live or not self._grammars.waiting:
+                return bool(self._live)
+        self._grammars.waiting.wait(WAIT_S)
+        return True
 
     def flush(self) -> None:
         """Commit the step in flight, if there is one: afterwards the caches hold what the committed tokens say.
@@ -178,7 +167,7 @@ class Engine:
             if self._closed:
                 return
             requests = list(requests)
-            self._waiting.abort(requests)
+            self._admission.abort(requests)
             live = [r for r in requests if r.uid in self._live]
             if live:
                 self._drop(live, "abort")
@@ -191,7 +180,8 @@ class Engine:
             if self._closed:
                 return
             self.abort(list(self._live.values()))
-            self._waiting.stop("abort", None)
+            self._admission.stop("abort", None)
+            self._grammars.waiting.close()
             self._guarded(self._flush)
             self._closed = True
             self._parts = None  # and with it the caches
@@ -208,9 +198,19 @@ class Engine:
         self.close()
 
     @property
+    def grammar_report(self) -> GrammarReport:
+        """What structured output has cost so far, also after the end."""
+        return self._grammars.report()
+
+    def require_grammar_engine(self) -> None:
+        """Raises the typed error of whatever keeps structured output away: nothing is installed, or cannot be used."""
+        with self._lock:
+            self._grammars.waiting.require_engine()
+
+    @property
     def num_live(self) -> int:
-        """Requests that were submitted and have not ended, samples that wait for their prompt included."""
-        return len(self._live) + len(self._waiting)
+        """Requests that were submitted and have not ended, those that wait for a prompt or a grammar included."""
+        return len(self._live) + len(self._admission)
 
     def _require_usable(self) -> None:
         if self._closed:
@@ -253,7 +253,7 @@ class Engine:
             if previous is not None:
                 self._commit(parts, previous)
             if record.fault is None:
-                _launch(sample, parts, self.core, record)
+                _launch(sample, parts, self.core, record, self._mask)
             if self._depth == 1 or record.is_prefill or record.fault is not None:
                 self._commit(parts, record)
             if not self._live:
@@ -289,12 +289,11 @@ class Engine:
         self._open.popleft()
         self.core.step_done(record.step_id)
         self._chooser.settle(self.core)
+        self._grammars.running.committed(record, sampled.draft_ids)
         t1 = perf_counter_ns()
-        if self._waiting:
-            self._waiting.prompts_done(record.ended_prompts)
+        self._admission.prompts_done(record.ended_prompts)
         self._emitter.emit(events, {record.uids[row]: status for row, status in bad.items()})
-        if self._waiting:
-            self._waiting.settle()
+        self._admission.settle()
         t2 = perf_counter_ns()
         times.commit += t1 - t0
         times.emit += t2 - t1
@@ -323,7 +322,7 @@ class Engine:
     def _nothing_scheduled(self) -> None:
         before = len(self._live)
         self._emitter.emit(self.core.poll_events())
-        self._waiting.settle()
+        self._admission.settle()
         if len(self._live) < before:
             self._empty_steps = 0
             return
@@ -351,7 +350,7 @@ class Engine:
         self.core.step_done(record.step_id)
         self._chooser.settle(self.core)
         self._emitter.emit(events)  # others may have ended in this step without running
-        self._waiting.settle()
+        self._admission.settle()
 
     def _drop(self, requests: list[Request], reason: str, error: DeepInferError | None = None) -> None:
         """End ``requests`` here and in the core, between two steps."""
@@ -359,13 +358,13 @@ class Engine:
             self._emitter.end(request, reason, error=error)
         self.core.abort([r.uid for r in requests])
         self._emitter.emit(self.core.poll_events())
-        self._waiting.settle()
+        self._admission.settle()
 
     def _break(self, error: DeepInferError) -> None:
         """The core cannot go on: every request ends, and no new one is taken."""
         self._broken = error
         self._open.clear()
-        self._waiting.stop("engine", error)
+        self._admission.stop("engine", error)
         for request in list(self._live.values()):
             self._emitter.end(request, "engine", error=error)
 

@@ -319,3 +319,9 @@ class RequestFailed(DeepInferError):
 
     code = "E_REQUEST"
     exit_status = EXIT_SOME_FAILED
+
+
+class GrammarError(RequestFailed):
+    """A request's grammar does not compile, or not in time, or cannot be continued; ``finish_detail`` says which."""
+
+    code = "E_GRAMMAR"

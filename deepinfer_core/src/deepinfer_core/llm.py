@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from deepinfer_core.parts import Parts
     from deepinfer_core.pipeline import PhaseTimes
     from deepinfer_core.prefix import PrefixCacheReport
+    from deepinfer_core.structured.report import GrammarReport
     from deepinfer_core.tokenizer import Tokenizer
 
 Output = TypeVar("Output")
@@ -245,6 +246,11 @@ class LLM:
         """What the prefix cache did so far, also after ``close``; all zero without one."""
         return self._engine.prefix_cache_report
 
+    @property
+    def grammar_report(self) -> GrammarReport:
+        """What structured output has cost so far, also after ``close``."""
+        return self._engine.grammar_report
+
     def close(self) -> None:
         """Abort what runs and give memory and device back. Idempotent."""
         engine = getattr(self, "_engine", None)
@@ -266,11 +272,13 @@ class LLM:
         self.close()
 
     def _checked(self, params: object) -> object:
-        """``params``, after a check of their token ids: a wrong one is an error of the call, not of a prompt."""
+        """``params``, after a check of what holds for all prompts: what is wrong there is an error of the call."""
         listed = params if isinstance(params, (list, tuple)) else [params]
         for item in listed:
             if isinstance(item, SamplingParams):
                 item.check_vocabulary(self.built.vocab_size)
+                if item.structured is not None:
+                    self._engine.require_grammar_engine()
         return params
 
 

@@ -11,9 +11,11 @@ from deepinfer_core.errors import DeepInferError
 class Completion:
     """One answer to a prompt; a failed one has ``error`` set and keeps the text made so far.
 
-    ``finish_reason``: ``stop``, ``length``, ``abort``, ``too_long``, ``no_resource``, ``input`` or ``engine``.
-    ``finish_detail``: ``eos``, ``stop_token``, ``stop_string``, ``max_tokens``, ``model_length``, ``nan_logits``, or
-    empty. ``token_ids`` ends with the token that ended the answer, also where its text is left out.
+    ``finish_reason``: ``stop``, ``length``, ``abort``, ``too_long``, ``no_resource``, ``grammar``, ``input`` or
+    ``engine``. ``finish_detail``: ``eos``, ``stop_token``, ``stop_string``, ``max_tokens``, ``model_length``,
+    ``nan_logits``, one of those of structured output (``so_invalid_grammar``, ``so_compile_timeout``,
+    ``so_no_capacity``, ``so_runtime_error``, ``so_dead_end``), or empty. ``token_ids`` ends with the token that ended
+    the answer, also where its text is left out.
     """
 
     index: int
@@ -25,6 +27,8 @@ class Completion:
     seed: int | None = None
     """The seed that the draws used; the same seed and prompt give the same tokens again."""
     error: DeepInferError | None = None
+    so_complete: bool | None = None
+    """Whether the answer is a whole sentence of its grammar; none without one. False where ``max_tokens`` cut it."""
 
     @property
     def ok(self) -> bool:
@@ -42,6 +46,8 @@ class Completion:
             "num_output_tokens": len(self.token_ids),
             "seed": self.seed,
         }
+        if self.so_complete is not None:
+            record["so_complete"] = self.so_complete
         if self.error is not None:
             record["error"] = self.error.as_record()
         return record
@@ -116,6 +122,8 @@ class RequestOutput:
             "num_output_tokens": len(first.token_ids),
             "seed": first.seed,
         }
+        if first.so_complete is not None:
+            record["so_complete"] = first.so_complete
         if first.error is not None:
             record["error"] = first.error.as_record()
         if len(self.outputs) > 1:

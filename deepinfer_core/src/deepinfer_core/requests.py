@@ -20,6 +20,7 @@ from deepinfer_core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from deepinfer_core.chat.prompt import ChatPrompt
+    from deepinfer_core.structured.progress import Progress
 
 
 @define(eq=False)
@@ -55,6 +56,11 @@ class Request:
     cached_tokens: int = 0
     replayed_tokens: int = 0
     token_ids: list[int] = field(factory=list)
+    grammar: Progress | None = None
+    """Where the answer is in its grammar; until its end."""
+    end_was_early: bool = False
+    """Whether it was said that the grammar ends before ``min_tokens``."""
+    so_complete: bool | None = None
     finish_reason: str = ""
     finish_detail: str = ""
     error: DeepInferError | None = None
@@ -144,6 +150,7 @@ class Request:
             finish_detail=self.finish_detail,
             seed=self.seed,
             error=self.error,
+            so_complete=self.so_complete,
         )
 
     def output(self) -> RequestOutput:

@@ -171,6 +171,8 @@ class Run:
 
     def _checked_ids(self, prompt: str | tuple[object, ...], params: SamplingParams) -> tuple[int, ...]:
         params.check_vocabulary(self._vocab_size)
+        if params.structured is not None:
+            self._engine.require_grammar_engine()
         ids = encode_prompt(prompt, self._tokenizer, vocab_size=self._vocab_size, max_model_len=self._max_model_len)
         if self._check_prompt is not None:
             try:

@@ -15,6 +15,8 @@ from typing import Any, Self
 from attrs import evolve, field, fields, frozen
 
 from deepinfer_core.errors import InvalidParameter, NotSupported
+from deepinfer_core.structured import forms
+from deepinfer_core.structured.forms import StructuredOutput
 
 INT32_MAX = 2**31 - 1
 SEED_MASK = 2**64 - 1
@@ -175,13 +177,6 @@ def _absent(off: object, convert: Any = None) -> Any:
     return field(default=off, converter=convert, repr=False, metadata={"absent": True})
 
 
-REMEDIES = {
-    "json_schema": "validate the text after generation",
-    "regex": "validate the text after generation",
-    "grammar": "validate the text after generation",
-}
-
-
 @frozen(kw_only=True)
 class SamplingParams:
     """How one request is sampled and when it ends.
@@ -199,8 +194,18 @@ class SamplingParams:
     :param seed: Fixes the draws of this request; without one the engine chooses, and says which.
     :param n: Answers to the same prompt, which is computed once. Each has its own seed: those of the further ones are
         made from the first.
+    :param json_schema: The answer is JSON of this schema, an object or its JSON text.
+    :param regex: The whole answer matches this regular expression.
+    :param grammar: The answer is a sentence of this grammar, in EBNF.
+    :param json_object: The answer is a JSON object.
+    :param so_args: The same with everything that there is: ``schema_type`` (``json``, ``regex``, ``ebnf``,
+        ``structural_tag``, ``json_object``), ``schema``, ``trigger_token_ids`` behind which the grammar starts, and
+        ``bound_token_id`` behind which the trigger is forced.
+    :param response_format: The same as chat interfaces say it: ``{"type": "json_schema", "json_schema": {...}}``;
+        ``text`` is no constraint.
 
-    Raises ``InvalidParameter`` for a value outside its range, ``NotSupported`` for a feature that this release lacks.
+    At most one of the last six is given. Raises ``InvalidParameter`` for a value outside its range, ``NotSupported``
+    for a feature that this release lacks.
     """
 
     temperature: float = field(default=1.0, converter=_temperature)
@@ -216,6 +221,13 @@ class SamplingParams:
     seed: int | None = field(default=None, converter=_seed)
     n: int = field(default=1, converter=_n)
 
+    json_schema: str | None = field(default=None, converter=forms.read_json_schema)
+    regex: str | None = field(default=None, converter=forms.read_regex)
+    grammar: str | None = field(default=None, converter=forms.read_grammar)
+    json_object: bool = field(default=False, converter=forms.read_json_object)
+    so_args: StructuredOutput | None = field(default=None, converter=forms.read_so_args)
+    response_format: StructuredOutput | None = field(default=None, converter=forms.read_response_format)
+
     repetition_penalty: float = _absent(1.0, _repetition)
     presence_penalty: float = _absent(0.0, _penalty("presence_penalty"))
     frequency_penalty: float = _absent(0.0, _penalty("frequency_penalty"))
@@ -223,10 +235,6 @@ class SamplingParams:
     logprobs: object = _absent(None)
     top_logprobs: object = _absent(0)
     prompt_logprobs: object = _absent(False)
-    so_args: object = _absent(None)
-    json_schema: object = _absent(None)
-    regex: object = _absent(None)
-    grammar: object = _absent(None)
     forced_token_ids: object = _absent(None)
 
     def __attrs_post_init__(self) -> None:
@@ -236,11 +244,31 @@ class SamplingParams:
             if value is not item.default and (type(value) is not type(item.default) or value != item.default):
                 raise NotSupported(
                     f"{item.name}={value!r}: this release has no {item.name}",
-                    remedy=REMEDIES.get(item.name, f"leave {item.name} out"),
+                    remedy=f"leave {item.name} out",
                     details={"field": item.name},
                 )
         if self.min_tokens > self.max_tokens:
             raise refuse("min_tokens", self.min_tokens, f"an integer >= 0 and <= max_tokens ({self.max_tokens})")
+        if self.structured is not None and self.ignore_eos:
+            raise refuse("ignore_eos", True, "false with structured output, whose end is an end token")
+
+    @property
+    def structured(self) -> StructuredOutput | None:
+        """The grammar that the answer keeps to; None: it is free."""
+
+        def short(kind: str, schema: str | None) -> StructuredOutput | None:
+            return None if schema is None else StructuredOutput(kind, schema)
+
+        return forms.chosen(
+            {
+                "so_args": self.so_args,
+                "json_schema": short("json", self.json_schema),
+                "regex": short("regex", self.regex),
+                "grammar": short("ebnf", self.grammar),
+                "json_object": StructuredOutput("json_object", "") if self.json_object else None,
+                "response_format": self.response_format,
+            }
+        )
 
     @property
     def is_greedy(self) -> bool:
@@ -251,6 +279,8 @@ class SamplingParams:
         for token in self.stop_token_ids:
             if token >= vocab_size:
                 raise refuse("stop_token_ids", token, f"token ids from 0 to {vocab_size - 1}")
+        if self.structured is not None:
+            self.structured.check_vocabulary(vocab_size)
 
     def updated(self, changes: Mapping[str, object]) -> Self:
         """A copy with ``changes``. Raises ``InvalidParameter`` for a name that no field has."""
@@ -263,6 +293,8 @@ class SamplingParams:
                 raise InvalidParameter(
                     f"unknown sampling parameter {name!r}", remedy=hint, details={"field": name, "allowed": list(NAMES)}
                 )
+        if any(name in forms.NAMES for name in changes):  # one grammar takes the place of another
+            changes = {**dict.fromkeys(forms.NAMES, None), "json_object": False, **changes}
         return evolve(self, **changes)  # type: ignore[arg-type]  # converters check the values
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
@@ -14,7 +15,11 @@ from deepinfer_core.sampled import SAMPLE, check_result, device_ready, wrong_ste
 NEEDS_ACCEPTED = "accepted for each request: the next step starts behind what was accepted"
 
 
-def sample(parts: Machinery, core: Any, record: StepRecord) -> None:
+Mask = Callable[[StepRecord, Any], Any]
+"""Gives the SamplerInputs of a step with the masks of grammars, and leaves the given ones as they are."""
+
+
+def sample(parts: Machinery, core: Any, record: StepRecord, mask: Mask) -> None:
     """Launch logits and sampling of ``record``; fills ``sampled``, ``results`` and ``event``. Raises StepFault.
 
     A step in which no row ends its prompt has nothing to sample.
@@ -32,6 +37,10 @@ def sample(parts: Machinery, core: Any, record: StepRecord) -> None:
             core.correct(record.step_id, lengths)
     with at.call("core.pack_sampler"):
         rows = core.pack_sampler(record.step_id)
+    before = perf_counter_ns()
+    with at.call("grammar.mask"):
+        rows = mask(record, rows)
+    in_grammar = perf_counter_ns() - before
     with parts.guard():
         is_host = getattr(parts.sampler, "host_inputs", False)
         wanted = rows
@@ -66,7 +75,8 @@ def sample(parts: Machinery, core: Any, record: StepRecord) -> None:
             draft(parts, record, hidden, rows if is_host else wanted, record.results)
         t4 = perf_counter_ns()
         _mark(parts, record)
-    times.pack += t1 - t0
+    times.grammar += in_grammar
+    times.pack += t1 - t0 - in_grammar
     times.logits += t2 - t1
     times.sample += t3 - t2
     record.forward_ns += t2 - t1

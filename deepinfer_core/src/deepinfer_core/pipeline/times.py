@@ -20,6 +20,7 @@ class PhaseTimes:
     feed: int = 0
     forward: int = 0
     logits: int = 0
+    grammar: int = 0
     sample: int = 0
     draft: int = 0
     wait: int = 0
