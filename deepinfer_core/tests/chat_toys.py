@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,11 +80,22 @@ class ScriptSampler:
         )
 
 
-def chat_llm(*answers: str, tokenizer: Tokenizer | None = None, **settings: object) -> LLM:
-    """An LLM that gives ``answers[seed % len(answers)]``, then the end token."""
-    tokenizer = chat_tokenizer() if tokenizer is None else tokenizer
+def save_chat_tokenizer(folder: Path) -> None:
+    """The same as the files of a model directory."""
+    chat_tokenizer()._library.save(str(folder / "tokenizer.json"))
+    settings = {"bos_token": BOS, "eos_token": EOS}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
+
+
+def chat_parts(answers: Sequence[str], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Parts of a toy engine that gives ``answers[seed % len(answers)]``, then the end token."""
     eos = next(iter(tokenizer.eos_ids))
     scripts = [[*answer_ids(tokenizer, text), eos] for text in answers]
     hints = evolve(TOY_HINTS, vocab_size=VOCAB, max_model_len=4096)
-    parts: Mapping[str, Any] = {"model": SilentModel(), "sampler": ScriptSampler(scripts), "hints": hints}
-    return toy_llm(parts=parts, tokenizer=tokenizer, **settings)
+    return {"model": SilentModel(), "sampler": ScriptSampler(scripts), "hints": hints}
+
+
+def chat_llm(*answers: str, tokenizer: Tokenizer | None = None, **settings: object) -> LLM:
+    """An LLM that gives ``answers[seed % len(answers)]``, then the end token."""
+    tokenizer = chat_tokenizer() if tokenizer is None else tokenizer
+    return toy_llm(parts=chat_parts(answers, tokenizer), tokenizer=tokenizer, **settings)

@@ -33,6 +33,17 @@ class NotedInterrupt:
             signal.signal(signal.SIGINT, self)
 
 
+class StepInterrupted(KeyboardInterrupt):
+    """A second Ctrl-C broke into a step: the engine cannot go on."""
+
+
+def forget_interrupt() -> None:
+    """The Ctrl-C that came has been dealt with, and ends nothing else."""
+    handler = signal.getsignal(signal.SIGINT)
+    if isinstance(handler, NotedInterrupt):
+        handler.came = False
+
+
 class HeldInterrupt:
     """Context manager; does nothing outside the main thread or where the application has its own SIGINT handler.
 
@@ -63,7 +74,10 @@ class HeldInterrupt:
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self._pending:
-            self._raise(number, frame)
+            try:
+                self._raise(number, frame)
+            except KeyboardInterrupt:
+                raise StepInterrupted from None
         self._pending = True
         if self._notice is not None:
             self._notice()

@@ -93,6 +93,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """One result per prompt, in order, also for prompts that fail (their ``error`` is set).
 
+        Text is taken as it stands: control tokens spelled in it are control tokens. ``chat`` renders conversations.
+
         A result has ``SamplingParams.n`` completions in ``outputs``.
 
         :param prompts: A string, a list of token ids, a mapping (``{"prompt": ..., "max_tokens": ...}``), or an

@@ -86,8 +86,9 @@ class ChunkMaker:
             choice = chat_choice(request, parser)
             self._choices.setdefault(request.index, {})[request.sample] = choice
         if piece.output is not None:
-            made = self._choices.pop(request.index)
-            output = chat_output(request.head, tuple(made[sample] for sample in sorted(made)))
+            made = self._choices.pop(request.index, {})
+            samples = request.samples
+            output = chat_output(request.head, tuple(made.get(s.sample) or chat_choice(s) for s in samples))
         return ChatChunk(request.index, request.request_id, request.sample, delta, piece.token_ids, choice, output)
 
 

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, BinaryIO, Literal
 
 import click
 
+from deepinfer_core.cli.chat_options import thinking_options, tool_options
 from deepinfer_core.cli.sampling_options import DEFAULT_MAX_TOKENS, given_sampling, sampling_options
 from deepinfer_core.cli.state import CommandState, common_options, setting_options, text_of
 from deepinfer_core.errors import EXIT_OK, EXIT_SOME_FAILED, CommandUsageError, InvalidInputFile
 
 if TYPE_CHECKING:
+    from deepinfer_core.chat import ChatOptions
     from deepinfer_core.config import EngineConfig
     from deepinfer_core.llm import LLM
     from deepinfer_core.prompts import PromptInput
@@ -77,10 +79,15 @@ SETTINGS = (
     default="auto",
     help="Of the file: one prompt per line, or one JSON object per line; auto goes by the extension.",
 )
+@click.option(
+    "--messages", metavar="FILE", help="Conversations, one JSON object with messages per line, - for standard input."
+)
 @click.option("--out", metavar="FILE", help="Write results there, as JSON lines, each as soon as it is complete.")
 @click.option(
     "--stream/--no-stream", default=None, help="Write text as it comes; the default for one prompt on a terminal."
 )
+@thinking_options
+@tool_options
 @sampling_options
 @setting_options(*SETTINGS)
 @common_options
@@ -90,10 +97,14 @@ def generate(
     prompts: tuple[str, ...],
     prompts_file: str | None,
     form: Literal["auto", "text", "jsonl"],
+    messages: str | None,
     out: str | None,
     stream: bool | None,
 ) -> int:
     """Generate text for PROMPTS, or for the lines of a file; PROMPTS of - reads lines from standard input.
+
+    With --messages each line is a conversation, and its result is the answer: content, and with --json or in a file
+    also reasoning and calls of tools.
 
     Without --max-tokens an answer ends after 128 tokens at the latest. With --json, or in a file, each result is one
     JSON object per line. Exit status: 0 ok, 1 some prompts failed, 2 usage, 3 backend, 4 model, 74 output not written,
@@ -104,13 +115,15 @@ def generate(
     state = context.ensure_object(CommandState)
     params = SamplingParams(max_tokens=DEFAULT_MAX_TOKENS).updated(given_sampling(context))
     prompts = tuple(map(text_of, prompts))
-    source = _source(prompts, prompts_file)
+    options = _chat_options(context, messages)
+    source = _source(prompts, prompts_file, messages)
     config = state.resolve()
     with ExitStack() as stack:
         lines = _lines(stack, source)
-        inputs = _inputs(prompts, lines, _form(source, form), params)
+        kind = _form(source, form, is_chat=options is not None)
         target = _target(stack, out, lines)
-        llm = stack.enter_context(_llm(config, params))
+        llm = stack.enter_context(load_llm(config, params))
+        inputs = _conversations(llm, lines, params, options) if options else _inputs(prompts, lines, kind, params)
         as_json = state.json or target is not None
         many = source is not None or len(prompts) > 1
         if stream is None:
@@ -122,18 +135,44 @@ def generate(
             on_held_interrupt=_say_that_it_waits,
         )
         try:
-            return _generate(run, target, as_json=as_json, stream=stream, headers=many)
+            return _generate(run, target, as_json=as_json, stream=stream, headers=many, is_chat=options is not None)
         finally:
             if config.prefix_cache:
                 sys.stderr.write(f"deepinfer: {llm.prefix_cache_report}\n")
 
 
-def _source(prompts: tuple[str, ...], prompts_file: str | None) -> str | None:
+def _chat_options(context: click.Context, messages: str | None) -> ChatOptions | None:
+    """How conversations are answered; None: there are prompts."""
+    from deepinfer_core.cli.chat_options import given_chat, given_names
+
+    if messages is None:
+        if names := given_names(context):
+            raise CommandUsageError(f"{names[0]} is for conversations", remedy="give --messages too, or leave it out")
+        return None
+    from deepinfer_core.chat import ChatOptions
+    from deepinfer_core.chat.recipe import recipe
+
+    recipe()  # before the weights: where it is missing nothing can be answered
+    return ChatOptions(**given_chat(context))
+
+
+def _conversations(
+    llm: LLM, lines: Iterable[bytes], params: SamplingParams, options: ChatOptions
+) -> Iterator[PromptInput]:
+    from deepinfer_core.chat.inputs import read_conversations
+
+    _ = llm.chat_encoder  # a model that cannot chat is an error of the run, not of a line
+    return read_conversations(lines, params, options, llm.encode_chat)
+
+
+def _source(prompts: tuple[str, ...], prompts_file: str | None, messages: str | None) -> str | None:
     """The file to read, ``-`` for standard input; None: prompts are arguments."""
-    if prompts and prompts_file is not None:
-        raise CommandUsageError(
-            "prompts as arguments and --prompts-file were both given", remedy="leave one of the two out"
-        )
+    given = {"prompts as arguments": prompts, "--prompts-file": prompts_file, "--messages": messages}
+    names = [name for name, value in given.items() if value not in (None, ())]
+    if len(names) > 1:
+        raise CommandUsageError(f"{' and '.join(names)} were both given", remedy="leave one of the two out")
+    if messages is not None:
+        return messages
     if prompts == ("-",):
         return "-"
     if prompts_file is None and not prompts:
@@ -160,13 +199,15 @@ def _lines(stack: ExitStack, source: str | None) -> Iterable[bytes]:
         raise InvalidInputFile(
             f"cannot read the prompts file {source}",
             reason=err.strerror or str(err),
-            remedy="check --prompts-file",
+            remedy="check --prompts-file or --messages",
             details={"path": source},
         ) from err
     return LineReader(opened.fileno(), f"the prompts file {source}")
 
 
-def _form(source: str | None, form: str) -> str:
+def _form(source: str | None, form: str, *, is_chat: bool) -> str:
+    if is_chat and form != "auto":
+        raise CommandUsageError("--format is for a prompts file", remedy="leave it out: conversations are JSON lines")
     if source is None:
         if form != "auto":
             raise CommandUsageError("--format is for a prompts file", remedy="give --prompts-file too, or leave it out")
@@ -227,7 +268,8 @@ def _say_that_it_waits() -> None:
         return
 
 
-def _llm(config: EngineConfig, params: SamplingParams) -> LLM:
+def load_llm(config: EngineConfig, params: SamplingParams) -> LLM:
+    """The model of ``config``, once ``params`` are known to fit it; warnings go to standard error."""
     from deepinfer_core.assembly import assemble
     from deepinfer_core.llm import LLM
     from deepinfer_core.native_core import load_native
@@ -244,8 +286,10 @@ def _llm(config: EngineConfig, params: SamplingParams) -> LLM:
     return llm
 
 
-def _generate(run: Run, target: BufferedWriter | None, *, as_json: bool, stream: bool, headers: bool) -> int:
-    from deepinfer_core.cli.results import OrderedWriter, Progress
+def _generate(
+    run: Run, target: BufferedWriter | None, *, as_json: bool, stream: bool, headers: bool, is_chat: bool
+) -> int:
+    from deepinfer_core.cli.results import ChatView, OrderedWriter, Progress, View
     from deepinfer_core.cli.streams import empty
     from deepinfer_core.interrupts import HeldInterrupt
 
@@ -253,7 +297,8 @@ def _generate(run: Run, target: BufferedWriter | None, *, as_json: bool, stream:
         empty(target)
     streaming = stream and target is None
     output: BinaryIO = target if target is not None else sys.stdout.buffer
-    writer = OrderedWriter(output, "json" if as_json else "text", streaming=streaming, headers=headers)
+    view = ChatView() if is_chat else View()
+    writer = OrderedWriter(output, "json" if as_json else "text", streaming=streaming, headers=headers, view=view)
     progress = Progress(enabled=target is not None or not sys.stdout.isatty())
     failed = 0
     try:

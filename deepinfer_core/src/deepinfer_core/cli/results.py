@@ -6,9 +6,12 @@ import json
 import sys
 import time
 from collections.abc import Iterable
-from typing import BinaryIO, Literal, TextIO
+from typing import TYPE_CHECKING, BinaryIO, Literal, TextIO
 
 from deepinfer_core.requests import Request
+
+if TYPE_CHECKING:
+    from deepinfer_core.chat.results import ChunkMaker
 
 Form = Literal["text", "json"]
 
@@ -19,10 +22,53 @@ def json_line(record: dict[str, object]) -> bytes:
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
-def result_record(request: Request) -> dict[str, object]:
-    """A finished prompt as data; ``line`` is its line in the prompts file."""
-    record = request.output().as_record()
-    return record if request.line is None else {"index": record["index"], "line": request.line, **record}
+class View:
+    """How requests look as results: those of prompts."""
+
+    def record(self, head: Request) -> dict[str, object]:
+        """A finished prompt as data; ``line`` is its line in the prompts file."""
+        record = self._record(head)
+        return record if head.line is None else {"index": record["index"], "line": head.line, **record}
+
+    def _record(self, head: Request) -> dict[str, object]:
+        return head.output().as_record()
+
+    def piece(self, sample: Request) -> dict[str, object]:
+        """What is new of a sample, as data; empty if nothing is."""
+        chunk = sample.chunk()
+        return {"delta": chunk.text, "token_ids": list(chunk.token_ids)} if chunk.text or chunk.token_ids else {}
+
+    def text(self, sample: Request) -> str:
+        """What is new of a sample, to be read."""
+        return sample.chunk().text
+
+
+class ChatView(View):
+    """Of conversations: content apart from reasoning, and calls of tools."""
+
+    def __init__(self) -> None:
+        from deepinfer_core.chat.results import ChunkMaker
+
+        self._maker: ChunkMaker = ChunkMaker()
+
+    def _record(self, head: Request) -> dict[str, object]:
+        from deepinfer_core.chat.results import chat_output
+
+        return chat_output(head).as_record()
+
+    def piece(self, sample: Request) -> dict[str, object]:
+        chunk = self._maker.chunk(sample)
+        if not (chunk.delta or chunk.token_ids):
+            return {}
+        piece: dict[str, object] = {"delta": chunk.content, "reasoning": chunk.reasoning}
+        if chunk.tool_calls:
+            piece["tool_calls"] = [call.as_record() for call in chunk.tool_calls]
+        return {**piece, "token_ids": list(chunk.token_ids)}
+
+    def text(self, sample: Request) -> str:
+        chunk = self._maker.chunk(sample)
+        calls = () if chunk.finished_choice is None else chunk.finished_choice.tool_calls
+        return chunk.content + "".join(f"\n[{call.name}] {call.arguments}" for call in calls)
 
 
 class OrderedWriter:
@@ -31,8 +77,17 @@ class OrderedWriter:
     When streaming, the first unfinished sample is written as it grows and the others wait for their turn.
     """
 
-    def __init__(self, stream: BinaryIO, form: Form, *, streaming: bool = False, headers: bool = False) -> None:
+    def __init__(
+        self,
+        stream: BinaryIO,
+        form: Form,
+        *,
+        streaming: bool = False,
+        headers: bool = False,
+        view: View | None = None,
+    ) -> None:
         self._stream = stream
+        self._view = View() if view is None else view
         self._form = form
         self._streaming = streaming
         self._headers = headers
@@ -85,16 +140,15 @@ class OrderedWriter:
         if _is_complete(head):
             self._sample = 0
             if self._form == "json":
-                self._stream.write(json_line(result_record(head)))
+                self._stream.write(json_line(self._view.record(head)))
 
     def _write_piece(self, sample: Request) -> None:
-        chunk = sample.chunk()
-        if chunk.text or chunk.token_ids:
-            piece: dict[str, object] = {"index": chunk.index, "id": chunk.request_id}
+        new = self._view.piece(sample)
+        if new:
+            piece: dict[str, object] = {"index": sample.index, "id": sample.request_id}
             if len(sample.samples) > 1:
-                piece["sample"] = chunk.sample
-            piece |= {"delta": chunk.text, "token_ids": list(chunk.token_ids)}
-            self._stream.write(json_line(piece))
+                piece["sample"] = sample.sample
+            self._stream.write(json_line({**piece, **new}))
 
     def _write_text(self, sample: Request) -> None:
         if not self._started:
@@ -104,7 +158,7 @@ class OrderedWriter:
                 gap = "\n" if sample.index or sample.sample else ""
                 name = f"{sample.index + 1}.{sample.sample + 1}" if many else f"{sample.index + 1}"
                 self._stream.write(f"{gap}==> {name} <==\n".encode())
-        self._stream.write(sample.chunk().text.encode("utf-8", "backslashreplace"))
+        self._stream.write(self._view.text(sample).encode("utf-8", "backslashreplace"))
         if sample.finished:
             self._started = False
             self._stream.write(b"\n")

@@ -13,6 +13,7 @@ from deepinfer_core.settings import did_you_mean
 
 # Name -> where the click command is, and its line in --help, which must not cost the import.
 COMMANDS = {
+    "chat": ("deepinfer_core.cli.chat:chat", "Talk with a model."),
     "generate": ("deepinfer_core.cli.generate:generate", "Generate text for prompts."),
     "plugins": ("deepinfer_core.cli.plugins_command:plugins", "List the installed plugins; import none."),
 }

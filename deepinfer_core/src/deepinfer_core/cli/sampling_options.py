@@ -40,7 +40,6 @@ ABSENT: dict[str, tuple[str, str]] = {
     "--presence-penalty": ("penalties", "leave it out"),
     "--frequency-penalty": ("penalties", "leave it out"),
     "--image": ("image input", "give text prompts"),
-    "--chat": ("chat rendering", "render the chat to one string and give that as the prompt"),
 }
 
 
