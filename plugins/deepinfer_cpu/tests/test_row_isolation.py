@@ -35,6 +35,7 @@ def calls(be, dtype):
 
     w = be.quant.prepare_weight("w", torch.randn(192, HIDDEN))
     wide = be.quant.prepare_weight("wide", torch.randn(512, 128))
+    column = be.quant.prepare_weight("column", torch.randn(1, HIDDEN))
     heads = be.quant.prepare_weight("h", torch.randn(128, 256), use="heads:2")
     router = be.quant.prepare_weight("g", torch.randn(8, HIDDEN))
     up, down = [fp4(128, HIDDEN) for _ in range(8)], [fp4(HIDDEN, 64) for _ in range(8)]
@@ -56,6 +57,7 @@ def calls(be, dtype):
         "cast": ((rand(T, HIDDEN),), lambda x: (be.quant.cast_per_token(x).values, be.quant.cast_per_token(x).data)),
         "rms": ((rand(T, HIDDEN),), lambda x: be.norm.rms(x, torch.ones(HIDDEN), eps=1e-20)[0]),
         "dense": ((rand(T, HIDDEN),), lambda x: be.gemm.dense(be.quant.cast_per_token(x), w)),
+        "dense of one column": ((rand(T, HIDDEN),), lambda x: be.gemm.dense(x, column, out_dtype=torch.float32)),
         "dense wide": ((rand(T, 128),), lambda x: be.gemm.dense(x, wide)),
         "heads": ((rand(T, 2, 256),), lambda x: be.gemm.einsum_heads(x, heads)),
         "rotary": (

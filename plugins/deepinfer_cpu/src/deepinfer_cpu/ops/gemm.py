@@ -1,9 +1,10 @@
 """Matrix products: dequantised fp32 operands, fp32 accumulation, one rounding (``spec/kernels.md`` 2.6).
 
 A row's bits must not depend on how many others stand beside it (``spec/model.md`` 6). The BLAS library sums a row in
-the same order for any number of rows, with two exceptions that are avoided here: a single row (so it is computed as
-two), and long inner dimensions, which are cut differently for few and for many rows (so they are cut here, always
-alike). The tests pin this; a library that behaves otherwise fails them.
+the same order for any number of rows, with three exceptions that are avoided here: a single row (so it is computed as
+two), long inner dimensions, which are cut differently for few and for many rows (so they are cut here, always alike),
+and a single column (which is no product here, but a sum of each row). The tests pin this; a library that behaves
+otherwise fails them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ def product(a: Tensor, matrix: Tensor) -> Tensor:
     if a.shape[0] == 1:
         return product(a.expand(2, -1), matrix)[:1]
     inner = matrix.shape[0]
+    if matrix.shape[1] == 1:
+        return (a * matrix.view(1, -1)).sum(1, keepdim=True)
     if inner <= LONGEST_INNER:
         return torch.mm(a, matrix)
     y = torch.mm(a[:, :INNER_CUT], matrix[:INNER_CUT])
