@@ -16,7 +16,7 @@ from attrs import define, field
 
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import ConfigError, DeepInferError, ModelAmbiguous, ModelError, ModelNotFound
-from deepinfer_core.interfaces import Backend, Model, Sampler
+from deepinfer_core.interfaces import Backend, LogitsFilter, Model, RowSampler, Sampler
 from deepinfer_core.model_card import read_model_card
 from deepinfer_core.model_length import resolve_max_model_len
 from deepinfer_core.parts import MakeGrammarEngine
@@ -62,6 +62,23 @@ class Assembly:
         self.owners["sampler"] = owner.origin
         hooks = Hooks(self.manager)
         return hooks.sampler_create(owner, owner.name, dict(params), vocab_size, self.config, self.backend)
+
+    def make_row_sampler(self, name: str, params: Mapping[str, Any], vocab_size: int) -> RowSampler:
+        """The row sampler that a request names. Loads its plugin on first use.
+
+        :raises PluginMissing: no plugin has the name; lists the installed ones.
+        :raises NotSupported: the sampler of that name samples whole steps.
+        """
+        owner = self.manager.require("sampler", name)
+        return Hooks(self.manager).row_sampler_create(owner, dict(params), vocab_size, self.config, self.backend)
+
+    def make_logits_filter(self, name: str, params: Mapping[str, Any], vocab_size: int) -> LogitsFilter:
+        """The logits filter that a request names. Loads its plugin on first use.
+
+        :raises PluginMissing: no plugin has the name; lists the installed ones.
+        """
+        owner = self.manager.require("logits_filter", name)
+        return Hooks(self.manager).logits_filter_create(owner, dict(params), vocab_size)
 
     def grammar_engine(self) -> MakeGrammarEngine:
         """What makes the grammar engine of the settings. Chooses and loads its plugin, which compiles nothing yet.

@@ -13,7 +13,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from deepinfer_core.config import EngineConfig
-    from deepinfer_core.interfaces import Backend, GrammarEngine, Model, Sampler
+    from deepinfer_core.interfaces import Backend, GrammarEngine, LogitsFilter, Model, RowSampler, Sampler
     from deepinfer_core.tokenizer import Tokenizer
     from deepinfer_core.types import CacheSpec, HostInfo, ModelCard, ModelMatch, ProbeReport, SchedulerHints
 
@@ -121,10 +121,11 @@ def deepinfer_model_create(match: ModelMatch, config: EngineConfig, backend: Bac
 @hookspec(firstresult=True)
 def deepinfer_sampler_create(
     name: str, params: Mapping[str, Any], vocab_size: int, config: EngineConfig | None, backend: Backend | None
-) -> Sampler | None:
-    """Make the sampler called ``name``.
+) -> Sampler | RowSampler | None:
+    """Make the sampler called ``name``: that of the whole engine, or a row sampler that single requests name.
 
-    Called once for each engine and sampler, in the process that runs the model.
+    Called once for each engine, and for each set of parameters that requests name it with, in the process that runs the
+    model. A request's row sampler is made before the request is queued; what this raises then ends that request alone.
 
     :param name: The sampler's name.
     :param params: Parameters of this sampler; empty for its defaults.
@@ -132,7 +133,23 @@ def deepinfer_sampler_create(
     :param config: All settings, frozen. ``draft_tokens`` and ``verification`` say what a sampler that verifies
         drafts has to do. None outside an engine: no drafts.
     :param backend: The backend whose ops the sampler may call. None outside an engine.
-    :returns: The sampler.
+    :returns: The sampler: a ``Sampler``, or a ``RowSampler`` if requests may name it.
+
+    Stops at the first result. Asked only of the plugin that owns ``name``. Since API 1.0.
+    """
+
+
+@hookspec(firstresult=True)
+def deepinfer_logits_filter_create(name: str, params: Mapping[str, Any], vocab_size: int) -> LogitsFilter | None:
+    """Make the logits filter called ``name``.
+
+    Called when a request names it, once for each engine and set of parameters, before the request is queued and in the
+    process that runs the model. What it raises ends that request alone.
+
+    :param name: The filter's name.
+    :param params: What the request gave with the name; empty for the defaults.
+    :param vocab_size: Width of the rows that the filter gets.
+    :returns: The filter.
 
     Stops at the first result. Asked only of the plugin that owns ``name``. Since API 1.0.
     """

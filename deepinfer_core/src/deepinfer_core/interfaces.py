@@ -6,7 +6,7 @@ and never imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
@@ -22,10 +22,13 @@ __all__ = [
     "DraftBlock",
     "DraftingModel",
     "DraftingSampler",
+    "Draw",
     "Grammar",
     "GrammarEngine",
+    "LogitsFilter",
     "Matcher",
     "Model",
+    "RowSampler",
     "Sampler",
     "StepObserver",
     "Tensor",
@@ -117,6 +120,10 @@ class Model(Protocol):
 class Sampler(Protocol):
     """Turns logits into tokens for the rows of one step.
 
+    A sampler may have ``sample_with(logits, inputs, parts)``, which is not required of it: the engine calls it in place
+    of ``sample`` for a step in which requests name row samplers or logits filters. ``parts`` maps the place of such a
+    request in the step to its ``deepinfer_core.request_parts.RequestParts``.
+
     A sampler may have ``host_inputs = True``, which is not required of it: it then gets the inputs as the core packed
     them, in host memory, and decides without waiting for a device what has to be computed.
 
@@ -133,6 +140,51 @@ class Sampler(Protocol):
         the sampler is a :class:`DraftingSampler` and leaves ``draft_ids`` to its ``draft``.
 
         A row that cannot be sampled (NaN, nothing allowed) is reported in ``row_status``; it never raises for it.
+        """
+
+
+Draw = Callable[[Any], int]
+"""The canonical draw of one row: probabilities ``[V]`` (numpy, not negative, summing to 1) -> token. The same row, seed
+and position give the same token everywhere. Raises ValueError for what is no distribution."""
+
+
+@runtime_checkable
+class RowSampler(Protocol):
+    """Chooses the tokens of the requests that name it (``SamplingParams.sampler``): steps 9 to 13 of
+    ``spec/sampling.md`` 2.2 are its own, masks, filters and temperature come before it.
+
+    The one object serves every request that names it with the same parameters, so what it keeps must not depend on
+    which request asks.
+    """
+
+    def sample(self, logits: Any, draws: Sequence[Draw]) -> Sequence[int]:
+        """The token of each row; called for the rows of one request at a time.
+
+        Several rows belong to a verification of drafts: row j assumes that the drafts before it were accepted, and its
+        own draft is accepted if it is the token that comes back.
+
+        :param logits: numpy f32 ``[rows, vocab_size]``, divided by the temperature; -inf where a token is forbidden.
+        :param draws: One for each row.
+        :returns: A token of the vocabulary for each row. What this raises ends the request alone.
+        """
+
+
+@runtime_checkable
+class LogitsFilter(Protocol):
+    """Changes the logits of the requests that name it (``SamplingParams.logits_filters``), behind bias and penalties
+    and before the grammar mask (between steps 5 and 6 of ``spec/sampling.md`` 2.2).
+
+    The one object serves every request that names it with the same parameters.
+    """
+
+    def apply(self, logits: Any, positions: Sequence[int]) -> Any:
+        """The changed logits; called for the rows of one request at a time.
+
+        What is -inf before stays forbidden, whatever comes back.
+
+        :param logits: numpy f32 ``[rows, vocab_size]``, a copy that may be changed.
+        :param positions: Absolute index of the token of each row, within prompt and answer.
+        :returns: f32 of the same shape, without NaN or +inf. What this raises ends the request alone.
         """
 
 

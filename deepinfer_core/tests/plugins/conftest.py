@@ -15,7 +15,9 @@ from deepinfer_core.config import EngineConfig
 from deepinfer_core.plugins.manager import PluginManager
 from deepinfer_core.plugins.registry import PluginRecord, Registry
 
-GROUPS = {kind: f"deepinfer.{kind}s" for kind in ("backend", "model", "sampler", "grammar", "extension")}
+GROUPS = {
+    kind: f"deepinfer.{kind}s" for kind in ("backend", "model", "sampler", "grammar", "logits_filter", "extension")
+}
 
 BACKEND = """
 from deepinfer_core import hookimpl

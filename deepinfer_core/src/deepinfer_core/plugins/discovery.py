@@ -23,6 +23,7 @@ KIND_OF_GROUP = {
     "deepinfer.models": "model",
     "deepinfer.samplers": "sampler",
     "deepinfer.grammars": "grammar",
+    "deepinfer.logits_filters": "logits_filter",
     "deepinfer.extensions": "extension",
 }
 

@@ -5,6 +5,7 @@ pluggy checks argument names only. A wrong return type would surface far away, a
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -12,8 +13,8 @@ from typing import Any, TypeVar
 import attrs
 
 from deepinfer_core.config import EngineConfig
-from deepinfer_core.errors import DeepInferError, HookReturnError, PluginConflict
-from deepinfer_core.interfaces import Backend, GrammarEngine, Model, Sampler
+from deepinfer_core.errors import DeepInferError, HookReturnError, NotSupported, PluginConflict
+from deepinfer_core.interfaces import Backend, GrammarEngine, LogitsFilter, Model, RowSampler, Sampler
 from deepinfer_core.plugins.failure import plugin_failure
 from deepinfer_core.plugins.manager import PluginManager
 from deepinfer_core.plugins.registry import PluginRecord
@@ -66,7 +67,42 @@ class Hooks:
     ) -> Sampler:
         arguments = {"name": name, "params": params, "vocab_size": vocab_size, "config": config, "backend": backend}
         result = self._call(owner, "deepinfer_sampler_create", **arguments)
-        return expect(result, Sampler, hook="deepinfer_sampler_create", owner=owner)  # type: ignore[type-abstract]
+        made = expect(result, Sampler, hook="deepinfer_sampler_create", owner=owner)  # type: ignore[type-abstract]
+        if samples_rows(made):
+            raise NotSupported(
+                f"sampler {owner.name!r} samples the rows of requests that name it, and no whole steps",
+                reason=f"sample of {owner.title} takes draws",
+                remedy=f"leave --sampler out, and name {owner.name!r} in requests (SamplingParams(sampler=...))",
+                details={"field": "sampler", "plugin": owner.key},
+            )
+        return made
+
+    def row_sampler_create(
+        self,
+        owner: PluginRecord,
+        params: Mapping[str, Any],
+        vocab_size: int,
+        config: EngineConfig | None = None,
+        backend: Backend | None = None,
+    ) -> RowSampler:
+        """As ``sampler_create``, for a request. Raises HookReturnError for a sampler that samples whole steps."""
+        hook = "deepinfer_sampler_create"
+        arguments = {"params": params, "vocab_size": vocab_size, "config": config, "backend": backend}
+        result = self._call(owner, hook, name=owner.name, **arguments)
+        made = expect(result, RowSampler, hook=hook, owner=owner)  # type: ignore[type-abstract]
+        if not samples_rows(made):
+            raise NotSupported(
+                f"sampler {owner.name!r} samples whole steps, and a request can only name one that samples its rows",
+                reason=f"sample of {owner.title} takes no draws",
+                remedy=f"leave sampler out of the request, or use --sampler {owner.name} for the engine",
+                details={"field": "sampler", "plugin": owner.key},
+            )
+        return made
+
+    def logits_filter_create(self, owner: PluginRecord, params: Mapping[str, Any], vocab_size: int) -> LogitsFilter:
+        hook = "deepinfer_logits_filter_create"
+        result = self._call(owner, hook, name=owner.name, params=params, vocab_size=vocab_size)
+        return expect(result, LogitsFilter, hook=hook, owner=owner)  # type: ignore[type-abstract]
 
     def grammar_create(self, owner: PluginRecord, tokenizer: Tokenizer, vocab_size: int) -> GrammarEngine:
         hook, config = "deepinfer_grammar_create", self.manager.config
@@ -102,6 +138,15 @@ class Hooks:
         if self.manager.config.trace_hooks:
             sys.stderr.write(f"hook {hook} of {owner.title} returned {type(result).__name__}\n")
         return result
+
+
+def samples_rows(sampler: object) -> bool:
+    """Whether this is a ``RowSampler``: its ``sample`` has the argument ``draws``. Protocols compare names of methods
+    only, and both kinds of sampler are made by one hook."""
+    try:
+        return "draws" in inspect.signature(sampler.sample).parameters  # type: ignore[attr-defined]
+    except (AttributeError, TypeError, ValueError):  # a compiled method may hide its arguments
+        return False
 
 
 def expect(result: object, wanted: type[T], *, hook: str, owner: PluginRecord) -> T:

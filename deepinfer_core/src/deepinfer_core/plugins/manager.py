@@ -30,6 +30,7 @@ REQUIRED_HOOKS = {
     "model": ("deepinfer_model_match", "deepinfer_cache_specs", "deepinfer_model_create"),
     "sampler": ("deepinfer_sampler_create",),
     "grammar": ("deepinfer_grammar_create",),
+    "logits_filter": ("deepinfer_logits_filter_create",),
 }
 _CURRENT: ContextVar[tuple[PluginManager, PluginRecord] | None] = ContextVar("deepinfer_plugin", default=None)
 

@@ -21,7 +21,7 @@ from deepinfer_core.settings import did_you_mean
 
 MAX_BYTES = 256 << 10
 NAME = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
-KINDS = ("backend", "model", "sampler", "grammar", "extension")
+KINDS = ("backend", "model", "sampler", "grammar", "logits_filter", "extension")
 _COMMON_KEYS = ("name", "summary", "claims", "requires")
 _KIND_KEYS = {"backend": ("arch",), "model": ("architectures", "checkpoint")}
 _REQUIRES_KEYS = ("os", "machine", "any_path", "modules")

@@ -6,13 +6,16 @@ along a row are of integers, so neither the place in the batch nor the other req
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from attrs import evolve
 
 from deepinfer_contracts import SamplerInputs, SamplerOutput
 from deepinfer_core.errors import NotSupported, ShapeContractError
+from deepinfer_core.request_parts import NO_PARTS, RequestParts
 from deepinfer_samplers import shortcuts
 from deepinfer_samplers.description import joined, model_logprobs
 from deepinfer_samplers.drafts import DraftPool, row_bytes
@@ -82,6 +85,17 @@ class CanonicalSampler:
         with torch.inference_mode():
             return self._sample(logits.detach(), inputs)
 
+    def sample_with(
+        self, logits: torch.Tensor, inputs: SamplerInputs, parts: Mapping[int, RequestParts]
+    ) -> SamplerOutput:
+        """As `sample`, for a step in which requests name row samplers or logits filters.
+
+        :param parts: Request of the step -> what it names. Its rows are fetched to the host and wait for the device.
+        """
+        self._check(logits)
+        with torch.inference_mode():
+            return self._sample(logits.detach(), inputs, parts)
+
     def prompt_logprobs(self, logits: torch.Tensor, targets: Any) -> Any:
         """Log-probability of the token that follows each row of a prompt, in the model's own distribution.
 
@@ -146,15 +160,19 @@ class CanonicalSampler:
             ids, confidence = self._proposer.draft(block, inputs, sampled, num_draft)
             return shortcuts.result(ids), None if confidence is None else shortcuts.result(confidence)
 
-    def _sample(self, logits: torch.Tensor, inputs: SamplerInputs) -> SamplerOutput:
+    def _sample(
+        self, logits: torch.Tensor, inputs: SamplerInputs, parts: Mapping[int, RequestParts] = NO_PARTS
+    ) -> SamplerOutput:
         step = read(inputs, logits.shape[0], logits.shape[1], self.vocab_size)
+        if parts:
+            step = evolve(step, parts=parts)
         drafts = self._drafts(inputs, step)
         proposed = None if drafts is None else drafts.tokens()
-        parts = [
+        choices = [
             choose(rows, step, is_coupled=self.is_coupled, drafts=drafts, sum_smaller=self.sum_smaller)
             for rows in self.preparation.parts(logits, step, proposed)
         ]
-        whole = join(parts, step, logits.device, sum_smaller=self.sum_smaller)
+        whole = join(choices, step, logits.device, sum_smaller=self.sum_smaller)
         output, emitted = fresh_output(whole) if drafts is None else verified_output(drafts, step.first, whole)
         self.preparation.emitted(step, emitted)
         return output

@@ -5,11 +5,14 @@ The parameters are a few numbers a request and decide which work runs at all, so
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from attrs import astuple, frozen
+from attrs import astuple, field, frozen
+
+from deepinfer_core.request_parts import RequestParts
 
 
 @frozen
@@ -110,6 +113,8 @@ class StepParameters:
     """``[N]``, alternatives that each request wants; None if none wants any."""
     width: int = 0
     """Columns of the lists of alternatives."""
+    parts: Mapping[int, RequestParts] = field(factory=dict)
+    """Request -> the row sampler and the filters that it names."""
     raw: npt.NDArray[np.bool_] | None = None
     """``[N]``: log-probabilities of the model's own distribution; None if no request wants them."""
 

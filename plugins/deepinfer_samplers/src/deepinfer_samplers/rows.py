@@ -19,6 +19,7 @@ from deepinfer_samplers.bitmask import forbid
 from deepinfer_samplers.filters import Distribution, Filters, process
 from deepinfer_samplers.parameters import RowParameters, StepParameters
 from deepinfer_samplers.penalties import Penalties
+from deepinfer_samplers.third_party import filter_rows, has_filter
 
 Mask = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int], Any]
 
@@ -139,7 +140,8 @@ class Preparation:
         bias = None if step.bias is None else step.bias.within(at)
         grammar = None if step.grammar is None else step.grammar.within(at)
         penalised = step.penalties is not None and bool(step.penalties.asked()[rows.request].any())
-        nothing = suppressed is None and bias is None and grammar is None and not penalised
+        filtered = bool(step.parts) and has_filter(rows, step.parts)
+        nothing = suppressed is None and bias is None and grammar is None and not penalised and not filtered
         if nothing and not len(self._blacklist) and not self._force_top_k:
             return raw
         device, logits = raw.device, raw.clone()
@@ -153,6 +155,8 @@ class Preparation:
             logits.index_put_(places, shortcuts.upload(bias.values, device), accumulate=True)
         if penalised and step.penalties is not None:
             self.penalties.apply(logits, step.penalties, rows, before)
+        if filtered:
+            filter_rows(logits, rows, step.parts)
         if grammar is not None:
             words, masked = shortcuts.upload(grammar.words, device), shortcuts.upload(grammar.rows, device)
             self._mask(logits, words, masked.to(torch.int32), _numbers(len(logits) + 1, device), 0)

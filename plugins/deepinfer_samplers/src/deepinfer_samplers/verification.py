@@ -27,7 +27,8 @@ from deepinfer_samplers.filters import MASS_BITS, Distribution, mass
 from deepinfer_samplers.gumbel import coupled, noise_keys
 from deepinfer_samplers.hashing import FRESH, RESIDUAL, accept_keys, draw_keys, uniform
 from deepinfer_samplers.parameters import StepParameters
-from deepinfer_samplers.rows import Rows
+from deepinfer_samplers.rows import ROW_NOTHING_ALLOWED, ROW_OK, Rows
+from deepinfer_samplers.third_party import sample_rows
 
 KEEP: Final = math.exp(-5e-5)
 """Share of p that the residual takes from q: it is never empty where p and q are almost equal, at the price of a total
@@ -87,17 +88,31 @@ def choose(
         if distribution is not None and drafts is not None and not is_coupled:
             verdict = _reject(distribution, rows, drawn, drafts, wanted[index])
             tokens[index], accepted[index], chance[index] = verdict
+    status, lost = rows.status, rows.failed
+    if step.parts:
+        at, named = sample_rows(rows.logits, rows.parameters, step.parts)
+        if len(at):
+            place, named_tokens = shortcuts.upload(at, device), shortcuts.upload(named, device)
+            tokens[place] = named_tokens.clamp(min=0)
+            if accepted is not None and chance is not None and wanted is not None:
+                accepted[place] = named_tokens == wanted[place]
+                chance[place] = accepted[place].to(torch.float32)
+            if (named < 0).any():
+                failed = torch.zeros(len(rows), dtype=torch.bool, device=device)
+                failed[place] = named_tokens < 0
+                status = torch.where(failed & (status == ROW_OK), ROW_NOTHING_ALLOWED, status)
+                lost = failed if lost is None else lost | failed
     if rows.parameters.forced is not None:
         forced = shortcuts.upload(rows.parameters.forced.astype(np.int64), device)
         tokens = torch.where(forced >= 0, forced, tokens)
         if accepted is not None and wanted is not None:
             accepted = torch.where(forced >= 0, forced == wanted, accepted)
     description = describe(rows, drawn, distribution, tokens, step, sum_smaller=sum_smaller)
-    if rows.failed is not None:
-        tokens = tokens.masked_fill(rows.failed, 0)
+    if lost is not None:
+        tokens = tokens.masked_fill(lost, 0)
         if accepted is not None:
-            accepted &= ~rows.failed
-    return Choice(tokens.to(torch.int32), description, rows.status, accepted, chance)
+            accepted &= ~lost
+    return Choice(tokens.to(torch.int32), description, status.to(torch.int8), accepted, chance)
 
 
 def _target_tokens(
