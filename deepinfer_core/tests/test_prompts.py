@@ -55,7 +55,7 @@ def test_line_with_token_ids() -> None:
         ('{"prompt": "a", "temprature": 0}', "E_PARAM"),
         ('{"prompt": "a", "temperature": NaN}', "E_PARAM"),
         ('{"prompt": "a", "n": 0}', "E_PARAM"),
-        ('{"prompt": "a", "logit_bias": {"1": 2}}', "E_UNSUPPORTED"),
+        ('{"prompt": "a", "logit_bias": {"x": 2}}', "E_PARAM"),
         ('{"messages": []}', "E_UNSUPPORTED"),
         ('{"prompt": "a", "images": []}', "E_UNSUPPORTED"),
         ('{"prompt": 3}', "E_PROMPT"),

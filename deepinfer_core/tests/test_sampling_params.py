@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from deepinfer_core.errors import InvalidParameter, NotSupported
+from deepinfer_core.errors import InvalidParameter
 from deepinfer_core.sampling_params import SamplingParams
 
 
@@ -55,8 +55,44 @@ from deepinfer_core.sampling_params import SamplingParams
         ("seed", 1.5),
         ("seed", True),
         ("repetition_penalty", 0),
+        ("repetition_penalty", -1.5),
+        ("repetition_penalty", math.inf),
         ("presence_penalty", 3),
+        ("presence_penalty", "1"),
         ("frequency_penalty", math.nan),
+        ("frequency_penalty", -2.01),
+        ("logit_bias", {-1: 1}),
+        ("logit_bias", {1: 100.5}),
+        ("logit_bias", {1: math.nan}),
+        ("logit_bias", {1: "2"}),
+        ("logit_bias", {1: True}),
+        ("logit_bias", {True: 1}),
+        ("logit_bias", {"x": 1}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"\u0664": 1}),
+        ("logit_bias", {2**31: 1}),
+        ("logit_bias", {7: 1, "7": 2}),
+        ("logit_bias", "1=2"),
+        ("logit_bias", [1, 2]),
+        ("logit_bias", 3),
+        ("logit_bias", dict.fromkeys(range(1025), 0)),
+        ("logprobs", 5),
+        ("logprobs", 0),
+        ("logprobs", "yes"),
+        ("top_logprobs", -1),
+        ("top_logprobs", 1001),
+        ("top_logprobs", True),
+        ("top_logprobs", 2.0),
+        ("top_logprobs", None),
+        ("prompt_logprobs", 0),
+        ("prompt_logprobs", None),
+        ("logprobs_mode", "both"),
+        ("logprobs_mode", None),
+        ("forced_token_ids", [-2]),
+        ("forced_token_ids", [1.0]),
+        ("forced_token_ids", [True]),
+        ("forced_token_ids", "12"),
+        ("forced_token_ids", 12),
         ("n", 0),
         ("n", 129),
         ("n", 2.0),
@@ -70,32 +106,6 @@ def test_value_outside_its_range_is_refused_with_field_value_and_range(name: str
     assert name in caught.value.what
     assert "allowed: " in caught.value.what
     assert isinstance(caught.value, ValueError)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("repetition_penalty", 1.5),
-        ("presence_penalty", 0.5),
-        ("frequency_penalty", -2),
-        ("logit_bias", {1: 2.0}),
-        ("logprobs", 5),
-        ("logprobs", 0),
-        ("top_logprobs", 1),
-        ("prompt_logprobs", True),
-        ("forced_token_ids", [1]),
-    ],
-)
-def test_absent_feature_is_refused_by_name_with_a_remedy(name: str, value: object) -> None:
-    with pytest.raises(NotSupported) as caught:
-        SamplingParams(**{name: value})
-    assert caught.value.code == "E_UNSUPPORTED"
-    assert caught.value.what.startswith(f"{name}=")
-    assert caught.value.remedy
-
-
-def test_off_values_of_absent_features_are_accepted() -> None:
-    SamplingParams(repetition_penalty=1, presence_penalty=0, frequency_penalty=0.0, logprobs=None, top_logprobs=0)
 
 
 def test_limits_are_accepted() -> None:
@@ -135,6 +145,36 @@ def test_vocabulary_check_names_the_id() -> None:
     SamplingParams(stop_token_ids=[299]).check_vocabulary(300)
     with pytest.raises(InvalidParameter, match=r"stop_token_ids is 300; allowed: token ids from 0 to 299"):
         SamplingParams(stop_token_ids=[300]).check_vocabulary(300)
+
+
+@pytest.mark.parametrize("name", ["logit_bias", "forced_token_ids"])
+def test_vocabulary_check_covers_every_field_with_token_ids(name: str) -> None:
+    def made(token: int) -> SamplingParams:
+        return SamplingParams(**{name: {token: 1.0} if name == "logit_bias" else [-1, token]})
+
+    made(299).check_vocabulary(300)
+    with pytest.raises(InvalidParameter, match=rf"{name} is 300; allowed: token ids from 0 to 299") as caught:
+        made(300).check_vocabulary(300)
+    assert caught.value.details["field"] == name
+
+
+def test_logit_bias_takes_the_forms_of_python_and_json() -> None:
+    want = ((2, -100.0), (7, 1.5))
+    assert SamplingParams(logit_bias={7: 1.5, 2: -100}).logit_bias == want
+    assert SamplingParams(logit_bias={"7": 1.5, "2": -100}).logit_bias == want
+    assert SamplingParams(logit_bias=[(7, 1.5), (np.int32(2), np.float32(-100))]).logit_bias == want
+    assert SamplingParams(logit_bias=None).logit_bias == ()
+    assert SamplingParams(logit_bias=want).updated({"top_k": 3}).logit_bias == want
+
+
+def test_logprobs_are_wanted_where_alternatives_are() -> None:
+    assert not SamplingParams().wants_logprobs
+    assert not SamplingParams(logprobs=False).wants_logprobs
+    assert SamplingParams(logprobs=True).wants_logprobs
+    assert SamplingParams(top_logprobs=1).wants_logprobs
+    assert not SamplingParams(prompt_logprobs=True).wants_logprobs
+    with pytest.raises(InvalidParameter, match="top_logprobs is 1; allowed: 0 where logprobs is false"):
+        SamplingParams(logprobs=False, top_logprobs=1)
 
 
 def test_params_are_frozen() -> None:

@@ -10,9 +10,11 @@ from collections.abc import Iterable, MutableMapping
 from typing import Any
 
 from deepinfer_core.errors import DeepInferError, InvalidParameter
+from deepinfer_core.finish_detail import FinishDetail
 from deepinfer_core.requests import Request
 from deepinfer_core.samples import End, WaitingSamples
 from deepinfer_core.structured.manager import GrammarManager
+from deepinfer_core.submission import fork, submit
 
 
 class Admission:
@@ -82,39 +84,22 @@ class Admission:
         except InvalidParameter as err:
             for sample in request.samples:
                 if not sample.finished and not sample.uid:
-                    self._end(sample, "input", "", err)
+                    self._end(sample, "input", FinishDetail.NONE, err)
 
     def _start_sample(self, first: Request, other: Request) -> None:
-        """Over copies of the caches of ``first`` if it goes on; from the prompt if it has ended."""
-        from deepinfer_native.errors import NotFoundError
-
-        try:
-            other.uid = self._core.fork(first.uid, seed=other.seed or 0, at_prompt=True)
+        """Over copies of the caches of ``first`` if it goes on; from the prompt otherwise."""
+        uid = fork(self._core, first, other)
+        if uid is not None:
+            other.uid = uid
             self._entered(other)
-        except NotFoundError:
-            try:
-                self._enter(other)
-            except InvalidParameter as err:
-                self._end(other, "input", "", err)
+            return
+        try:
+            self._enter(other)
+        except InvalidParameter as err:
+            self._end(other, "input", FinishDetail.NONE, err)
 
     def _enter(self, request: Request) -> None:
-        params = request.params
-        try:
-            request.uid = self._core.submit(
-                request.prompt_token_ids,
-                max_tokens=params.max_tokens,
-                eos_ids=() if params.ignore_eos else tuple(request.eos_ids),
-                stop_ids=params.stop_token_ids,
-                ignore_eos=params.ignore_eos,
-                min_tokens=params.min_tokens,
-                temperature=params.temperature,
-                top_p=params.top_p,
-                top_k=params.top_k,
-                min_p=params.min_p,
-                seed=request.seed or 0,
-            )
-        except ValueError as err:  # an argument that the core refuses; it is unchanged
-            raise InvalidParameter(str(err)) from err
+        request.uid = submit(self._core, request)
         self._entered(request)
 
     def _entered(self, request: Request) -> None:

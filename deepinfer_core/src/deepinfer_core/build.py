@@ -97,7 +97,14 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
             # They time each step, so it must not overlap with the next one, nor save anything.
             changes = {**changes, "depth": 1, "prefix_cache": False}
         machinery = Machinery.of(
-            parts.backend, parts.model, sampler, caches, sampled_vocab, owners=owners, sync_guard=config.sync_guard
+            parts.backend,
+            parts.model,
+            sampler,
+            caches,
+            sampled_vocab,
+            owners=owners,
+            sync_guard=config.sync_guard,
+            with_sum_smaller=config.sum_smaller,
         )
         core = make_core(**{**settings, **changes})
         grammars = GrammarManager.of(parts, tokenizer, core.config, sampled_vocab)

@@ -111,6 +111,12 @@ class EngineConfig:
     validation: str = setting(
         "boundary", "Checks of contract records.", kind="text", choices=("off", "boundary", "full")
     )
+    sum_smaller: bool = setting(
+        False,
+        "With log-probabilities: also the mass of less likely tokens, for auditing the sampler.",
+        kind="boolean",
+        env="DEEPINFER_COMPUTE_SUM_SMALLER_PROBS",
+    )
     draft_tokens: int = setting(
         0,
         "Draft tokens of each sequence in a decode step, at most the model's block; 0: no speculation.",

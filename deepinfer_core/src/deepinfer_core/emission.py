@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableMapping
 
 from deepinfer_core.errors import DeepInferError
+from deepinfer_core.finish_detail import FinishDetail
 from deepinfer_core.records import EventBatch, EventFlags, EventKind, FinishReason, RowStatus
 from deepinfer_core.requests import Request, failed_row
 from deepinfer_core.sampled import NO_ROWS, NO_TOKEN, BadRow
 from deepinfer_core.structured.failures import Failure
+from deepinfer_core.token_logprobs import EventLogprobs
 from deepinfer_core.tokenizer import Tokenizer
 
-TOKEN, LAST, STOP = int(EventKind.TOKEN), int(EventFlags.LAST), int(FinishReason.STOP)
+TOKEN, STOP = int(EventKind.TOKEN), int(FinishReason.STOP)
+LAST, FROM_DRAFT = int(EventFlags.LAST), int(EventFlags.FROM_DRAFT)
 
 
 class Emitter:
@@ -20,6 +23,8 @@ class Emitter:
     :param finish: ``Core.finish``: ends a request whose text holds a stop string.
     :param explain_too_long: The error of a request that the scheduler refused.
     :param ended: Called with each request that has ended.
+    :param with_drafts: Whether tokens may be accepted drafts, which are counted then.
+    :param with_sum_smaller: Whether the sampler computes the audit statistic of 1.2.
     """
 
     def __init__(
@@ -29,35 +34,48 @@ class Emitter:
         finish: Callable[[int, FinishReason, int], object],
         explain_too_long: Callable[[Request], DeepInferError],
         ended: Callable[[Request], object],
+        *,
+        with_drafts: bool = False,
+        with_sum_smaller: bool = False,
     ) -> None:
         self._live = live
         self._tokenizer = tokenizer
         self._finish = finish
         self._explain_too_long = explain_too_long
         self._tell_ended = ended
+        self._with_drafts = with_drafts
+        self._with_sum_smaller = with_sum_smaller
 
     def emit(self, events: EventBatch, bad_rows: Mapping[int, BadRow] = NO_ROWS) -> None:
         """``bad_rows``: uid -> why the row has no token."""
         if events.seq_uid is None or not len(events.seq_uid):
             return
         live = self._live
-        for uid, kind, flags, token, reason in zip(
-            events.seq_uid.tolist(),
-            events.kind.tolist(),
-            events.flags.tolist(),
-            events.token_id.tolist(),
-            events.finish_reason.tolist(),
-            strict=True,
-        ):
+        logprobs = EventLogprobs(events, with_sum_smaller=self._with_sum_smaller)
+        drafted = _drafted(events) if self._with_drafts else {}
+        columns = (events.seq_uid, events.kind, events.flags, events.token_id, events.finish_reason)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        for at, (uid, kind, flags, token, reason) in enumerate(rows):
             request = live.get(uid)
             if request is None:
                 continue  # it ended on this side: a stop string, an abort
             if kind == TOKEN:
+                if request.asks_details:
+                    _keep_logprobs(request, logprobs, at, token, flags)
+                if self._with_drafts:
+                    request.drafted_tokens += drafted.pop(uid, 0)  # with the step's first token: it may be the last
+                    request.accepted_tokens += flags & FROM_DRAFT != 0
                 self._token(request, token, reason if flags & LAST else None)
             elif flags & LAST:
                 self._ended(request, reason, bad_rows.get(uid) or BadRow(NO_TOKEN))
 
-    def end(self, request: Request, reason: str, detail: str = "", error: DeepInferError | None = None) -> None:
+    def end(
+        self,
+        request: Request,
+        reason: str,
+        detail: FinishDetail = FinishDetail.NONE,
+        error: DeepInferError | None = None,
+    ) -> None:
         """Finish a request and hand it to whoever waits for it."""
         self._live.pop(request.uid, None)
         request.finish(reason, detail, error)
@@ -69,20 +87,21 @@ class Emitter:
         if reason == STOP:
             shown = self._tokenizer.spelling(token) if request.params.include_stop else b""
             request.add_stop_token(token, shown)
-            self.end(request, "stop", "stop_token" if token in request.params.stop_token_ids else "eos")
+            self.end(request, "stop", _stop_detail(request, token))
         elif request.add(token):
             # A stop string wins over a length limit that falls on the same token.
             if reason is None:
                 self._finish(request.uid, FinishReason.STOP, len(request.token_ids))
-            self.end(request, "stop", "stop_string")
+            self.end(request, "stop", FinishDetail.STOP_STRING)
         elif reason is None and request.grammar is not None and token in request.eos_ids:
             # Within the first min_tokens, where the core goes on: the grammar had nothing but an end to offer.
             request.add_stop_token(token, b"")
             self._finish(request.uid, FinishReason.STOP, len(request.token_ids))
-            self.end(request, "stop", "eos")
+            self.end(request, "stop", FinishDetail.EOS)
         elif reason is not None:
             full = len(request.token_ids) >= request.params.max_tokens
-            self.end(request, FinishReason(reason).name.lower(), "max_tokens" if full else "model_length")
+            detail = FinishDetail.MAX_TOKENS if full else FinishDetail.MODEL_LENGTH
+            self.end(request, FinishReason(reason).name.lower(), detail)
         elif request.streaming:
             request.inbox.append(request)
 
@@ -93,7 +112,7 @@ class Emitter:
         elif row.status == RowStatus.NO_ALLOWED_TOKEN and (failure := dead_end_of(request)) is not None:
             self.end(request, "grammar", failure.detail, failure.error)
         elif reason == FinishReason.ENGINE:
-            detail = "nan_logits" if row.status == RowStatus.NAN_LOGITS else ""
+            detail = FinishDetail.NAN_LOGITS if row.status == RowStatus.NAN_LOGITS else FinishDetail.NONE
             self.end(request, name, detail, failed_row(request, row))
         else:
             self.end(request, name)
@@ -102,3 +121,22 @@ class Emitter:
 def dead_end_of(request: Request) -> Failure | None:
     """The failure of a request without an allowed token, if its grammar had a part in it."""
     return None if request.grammar is None else request.grammar.dead_end(request.token_ids)
+
+
+def _stop_detail(request: Request, token: int) -> FinishDetail:
+    return FinishDetail.STOP_TOKEN if token in request.params.stop_token_ids else FinishDetail.EOS
+
+
+def _keep_logprobs(request: Request, logprobs: EventLogprobs, at: int, token: int, flags: int) -> None:
+    params = request.params
+    if params.prompt_logprobs and not request.token_ids:
+        request.prompt_logprobs = logprobs.prompt(at)
+    if params.wants_logprobs:
+        is_draft = flags & FROM_DRAFT != 0
+        request.logprobs.append(logprobs.token(at, token, is_draft=is_draft, most=params.top_logprobs))
+
+
+def _drafted(events: EventBatch) -> dict[int, int]:
+    """uid -> drafts that the step verified; they stand with the last of its tokens."""
+    at = events.drafted.nonzero()[0]
+    return dict(zip(events.seq_uid[at].tolist(), events.drafted[at].tolist(), strict=True))

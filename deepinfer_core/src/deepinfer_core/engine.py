@@ -32,10 +32,12 @@ from deepinfer_core.pipeline.schedule import schedule
 from deepinfer_core.prefix import PrefixCacheReport
 from deepinfer_core.records import FinishReason
 from deepinfer_core.requests import Request, too_long
+from deepinfer_core.sampling_params import SamplingParams
 from deepinfer_core.step_choice import LocalChooser, StepChooser
 from deepinfer_core.structured.failures import Failure
 from deepinfer_core.structured.manager import WAIT_S, GrammarManager
 from deepinfer_core.structured.report import GrammarReport
+from deepinfer_core.submission import check_params
 from deepinfer_core.tokenizer import Tokenizer
 
 MAX_EMPTY_STEPS = 4
@@ -74,7 +76,15 @@ class Engine:
         self._feedback: CurveFeedback | None = None
         self._live: dict[int, Request] = {}
         self._grammars = grammars
-        self._emitter = Emitter(self._live, tokenizer, core.finish, self._explain_too_long, grammars.running.ended)
+        self._emitter = Emitter(
+            self._live,
+            tokenizer,
+            core.finish,
+            self._explain_too_long,
+            grammars.running.ended,
+            with_drafts=core.config.num_draft > 0,
+            with_sum_smaller=parts.with_sum_smaller,
+        )
         self._admission = Admission(core, self._live, self._emitter.end, grammars)
         self._lock = threading.RLock()
         self._empty_steps = 0
@@ -85,6 +95,11 @@ class Engine:
     def correct_curve(self, sizes: Sequence[int]) -> None:
         """From now on decode steps correct the curve of step times with these ``sizes``, which the core has."""
         self._feedback = CurveFeedback(self.core, sizes)
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Raise a DeepInferError for parameters that the sampler of this engine cannot honour."""
+        if self._parts is not None:  # else it is closed, and submitting says so
+            check_params(self._parts, params)
 
     def submit(self, request: Request) -> None:
         """Queue a checked request; its other samples follow when its prompt is computed.
@@ -245,8 +260,10 @@ class Engine:
         previous = self._open[-1] if self._open else None
         self._open.append(record)
         self._ring.append(record)
-        if self._has_prefix_cache and record.is_prefill:
-            self._note_hits(record)
+        if record.is_prefill:
+            record.scores_prompts = any(r.params.prompt_logprobs for r in map(self._live.get, record.uids) if r)
+            if self._has_prefix_cache:
+                self._note_hits(record)
         parts.times.overlapped_steps += previous is not None
         try:
             _launch(forward, parts, self.core, record, previous)

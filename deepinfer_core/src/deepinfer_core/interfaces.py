@@ -29,6 +29,7 @@ __all__ = [
     "Matcher",
     "Model",
     "RowSampler",
+    "PromptScorer",
     "Sampler",
     "StepObserver",
     "Tensor",
@@ -129,6 +130,10 @@ class Sampler(Protocol):
 
     One that keeps something for each sequence has ``sequence_bytes``, what that takes for each of them and once more,
     and ``reserve(max_num_seqs)``, called once, before the first step. The engine counts it as memory of the caches.
+
+    A sampler may also have ``check_params(params: SamplingParams) -> None``: the core calls it with the parameters of
+    each prompt before the prompt is queued. It raises a DeepInferError (NotSupported, InvalidParameter) for what it
+    cannot do; only that prompt ends. Log-probabilities of prompts are the business of a :class:`PromptScorer`.
     """
 
     def sample(self, logits: Tensor, inputs: SamplerInputs) -> SamplerOutput:
@@ -185,6 +190,22 @@ class LogitsFilter(Protocol):
         :param logits: numpy f32 ``[rows, vocab_size]``, a copy that may be changed.
         :param positions: Absolute index of the token of each row, within prompt and answer.
         :returns: f32 of the same shape, without NaN or +inf. What this raises ends the request alone.
+        """
+
+
+@runtime_checkable
+class PromptScorer(Sampler, Protocol):
+    """A sampler that can say how likely the tokens of a prompt are. Without it, requests for that are refused."""
+
+    def prompt_logprobs(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        """Log-probabilities of ``tokens`` under the model's own distribution: no mask, bias, penalty or filter, and
+        temperature 1. Nothing may wait for the device.
+
+        Called with slices of the rows of a prefill step; a value must not depend on where the slices end.
+
+        :param logits: f32 ``[R, V]``; columns beyond the vocabulary are padding.
+        :param tokens: int32 ``[R]`` on the device.
+        :returns: f32 ``[R]``, at most 0; NaN or -inf where the row says nothing, which is reported as -9999.
         """
 
 

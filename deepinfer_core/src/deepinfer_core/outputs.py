@@ -5,6 +5,8 @@ from __future__ import annotations
 from attrs import field, frozen
 
 from deepinfer_core.errors import DeepInferError
+from deepinfer_core.finish_detail import FinishDetail
+from deepinfer_core.token_logprobs import TokenLogprob, total
 
 
 @frozen
@@ -12,10 +14,8 @@ class Completion:
     """One answer to a prompt; a failed one has ``error`` set and keeps the text made so far.
 
     ``finish_reason``: ``stop``, ``length``, ``abort``, ``too_long``, ``no_resource``, ``grammar``, ``input`` or
-    ``engine``. ``finish_detail``: ``eos``, ``stop_token``, ``stop_string``, ``max_tokens``, ``model_length``,
-    ``nan_logits``, one of those of structured output (``so_invalid_grammar``, ``so_compile_timeout``,
-    ``so_no_capacity``, ``so_runtime_error``, ``so_dead_end``), or empty. ``token_ids`` ends with the token that ended
-    the answer, also where its text is left out.
+    ``engine``. ``finish_detail``: one of ``FinishDetail``. ``token_ids`` ends with the token that ended the answer,
+    also where its text is left out, and so do ``logprobs`` and the counts.
     """
 
     index: int
@@ -23,12 +23,23 @@ class Completion:
     text: str
     token_ids: tuple[int, ...] = field(repr=False)
     finish_reason: str
-    finish_detail: str = ""
+    finish_detail: FinishDetail = FinishDetail.NONE
     seed: int | None = None
     """The seed that the draws used; the same seed and prompt give the same tokens again."""
     error: DeepInferError | None = None
     so_complete: bool | None = None
     """Whether the answer is a whole sentence of its grammar; none without one. False where ``max_tokens`` cut it."""
+    logprobs: tuple[TokenLogprob, ...] | None = field(default=None, repr=False)
+    """One for each of ``token_ids``, where ``SamplingParams`` asked for them."""
+    drafted_tokens: int = 0
+    """Drafts that were verified for this answer."""
+    accepted_tokens: int = 0
+    """Those of ``token_ids`` that were drafts."""
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Sum of the log-probabilities of all tokens; none where they were not asked for."""
+        return None if self.logprobs is None else total(self.logprobs)
 
     @property
     def ok(self) -> bool:
@@ -42,12 +53,23 @@ class Completion:
             "text": self.text,
             "token_ids": list(self.token_ids),
             "finish_reason": self.finish_reason,
-            "finish_detail": self.finish_detail,
+            "finish_detail": str(self.finish_detail),
             "num_output_tokens": len(self.token_ids),
             "seed": self.seed,
         }
+        return record | self.extras()
+
+    def extras(self) -> dict[str, object]:
+        """The part of the record that not every answer has."""
+        record: dict[str, object] = {}
         if self.so_complete is not None:
             record["so_complete"] = self.so_complete
+        if self.drafted_tokens:
+            record["drafted_tokens"] = self.drafted_tokens
+            record["accepted_tokens"] = self.accepted_tokens
+        if self.logprobs is not None:
+            record["cumulative_logprob"] = self.cumulative_logprob
+            record["logprobs"] = [item.as_record() for item in self.logprobs]
         if self.error is not None:
             record["error"] = self.error.as_record()
         return record
@@ -57,7 +79,8 @@ class Completion:
 class RequestOutput:
     """The result of one prompt: ``SamplingParams.n`` completions.
 
-    ``text``, ``token_ids``, ``finish_reason``, ``finish_detail``, ``seed`` and ``error`` are those of the first one.
+    ``text``, ``token_ids``, ``logprobs``, ``cumulative_logprob``, ``finish_reason``, ``finish_detail``, ``seed`` and
+    ``error`` are those of the first one.
     """
 
     index: int
@@ -75,6 +98,9 @@ class RequestOutput:
     """Seconds from submission to the first token; 0 without one."""
     total_s: float = 0.0
     """Seconds from submission to the end of the last completion."""
+    prompt_logprobs: tuple[float | None, ...] | None = field(default=None, repr=False)
+    """One for each prompt token, none for the first, where ``SamplingParams`` asked for them; no tuple at all if the
+    prompt ended without a token."""
 
     @property
     def text(self) -> str:
@@ -89,8 +115,16 @@ class RequestOutput:
         return self.outputs[0].finish_reason
 
     @property
-    def finish_detail(self) -> str:
+    def finish_detail(self) -> FinishDetail:
         return self.outputs[0].finish_detail
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...] | None:
+        return self.outputs[0].logprobs
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        return self.outputs[0].cumulative_logprob
 
     @property
     def seed(self) -> int | None:
@@ -115,17 +149,16 @@ class RequestOutput:
             "text": first.text,
             "token_ids": list(first.token_ids),
             "finish_reason": first.finish_reason,
-            "finish_detail": first.finish_detail,
+            "finish_detail": str(first.finish_detail),
             "num_prompt_tokens": len(self.prompt_token_ids),
             "cached_tokens": self.cached_tokens,
             "replayed_tokens": self.replayed_tokens,
             "num_output_tokens": len(first.token_ids),
             "seed": first.seed,
         }
-        if first.so_complete is not None:
-            record["so_complete"] = first.so_complete
-        if first.error is not None:
-            record["error"] = first.error.as_record()
+        record |= first.extras()
+        if self.prompt_logprobs is not None:
+            record["prompt_logprobs"] = list(self.prompt_logprobs)
         if len(self.outputs) > 1:
             record["outputs"] = [completion.as_record() for completion in self.outputs]
         return record
@@ -145,6 +178,8 @@ class StreamChunk:
     """Which of the prompt's ``n`` samples grew."""
     completion: Completion | None = None
     """The whole sample; set on its last chunk."""
+    logprobs: tuple[TokenLogprob, ...] | None = field(default=None, repr=False)
+    """One for each of ``token_ids``, where ``SamplingParams`` asked for them."""
 
     @property
     def finished(self) -> bool:

@@ -13,10 +13,12 @@ from attrs import define, field
 
 from deepinfer_core.detokenizer import Detokenizer
 from deepinfer_core.errors import CapacityError, DeepInferError, RequestFailed
+from deepinfer_core.finish_detail import FinishDetail
 from deepinfer_core.outputs import Completion, RequestOutput, StreamChunk
 from deepinfer_core.records import RowStatus
 from deepinfer_core.sampled import BadRow
 from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.token_logprobs import TokenLogprob
 
 if TYPE_CHECKING:
     from deepinfer_core.chat.prompt import ChatPrompt
@@ -61,13 +63,24 @@ class Request:
     end_was_early: bool = False
     """Whether it was said that the grammar ends before ``min_tokens``."""
     so_complete: bool | None = None
+    logprobs: list[TokenLogprob] = field(factory=list)
+    """One for each of ``token_ids`` if ``params.wants_logprobs``."""
+    prompt_logprobs: tuple[float | None, ...] | None = None
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     finish_reason: str = ""
-    finish_detail: str = ""
+    finish_detail: FinishDetail = FinishDetail.NONE
     error: DeepInferError | None = None
+    asks_details: bool = field(init=False)
+    """Whether an event says more about this request than its token."""
     _taken: int = 0
     _submitted_s: float = field(factory=time.perf_counter)
     _first_s: float = 0.0
     _end_s: float = 0.0
+
+    @asks_details.default
+    def _asks_details(self) -> bool:
+        return self.params.wants_logprobs or self.params.prompt_logprobs
 
     @property
     def finished(self) -> bool:
@@ -111,7 +124,9 @@ class Request:
         self.token_ids.append(token)
         self.detokenizer.finish(text)
 
-    def finish(self, reason: str, detail: str = "", error: DeepInferError | None = None) -> None:
+    def finish(
+        self, reason: str, detail: FinishDetail = FinishDetail.NONE, error: DeepInferError | None = None
+    ) -> None:
         """The end. Nothing is added afterwards; a second call changes nothing."""
         if self.finish_reason:
             return
@@ -127,7 +142,8 @@ class Request:
 
     def chunk(self) -> StreamChunk:
         """What is new since the last call."""
-        new = tuple(self.token_ids[self._taken :])
+        taken = self._taken
+        new = tuple(self.token_ids[taken:])
         self._taken = len(self.token_ids)
         text = self.detokenizer.take()
         return StreamChunk(
@@ -138,6 +154,7 @@ class Request:
             self.output() if self.head.open_samples == 0 else None,
             self.sample,
             self.completion() if self.finish_reason else None,
+            tuple(self.logprobs[taken:]) if self.params.wants_logprobs else None,
         )
 
     def completion(self) -> Completion:
@@ -151,6 +168,9 @@ class Request:
             seed=self.seed,
             error=self.error,
             so_complete=self.so_complete,
+            logprobs=tuple(self.logprobs) if self.params.wants_logprobs else None,
+            drafted_tokens=self.drafted_tokens,
+            accepted_tokens=self.accepted_tokens,
         )
 
     def output(self) -> RequestOutput:
@@ -168,6 +188,7 @@ class Request:
             replayed_tokens=head.replayed_tokens,
             queue_s=first_s - start,
             total_s=max(r._end_s for r in samples) - start,
+            prompt_logprobs=head.prompt_logprobs,
         )
 
 

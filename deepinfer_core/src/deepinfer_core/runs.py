@@ -173,6 +173,7 @@ class Run:
         params.check_vocabulary(self._vocab_size)
         if params.structured is not None:
             self._engine.require_grammar_engine()
+        self._engine.check_params(params)
         ids = encode_prompt(prompt, self._tokenizer, vocab_size=self._vocab_size, max_model_len=self._max_model_len)
         if self._check_prompt is not None:
             try:

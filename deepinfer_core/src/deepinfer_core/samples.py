@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from deepinfer_core.errors import DeepInferError
+from deepinfer_core.finish_detail import FinishDetail
 from deepinfer_core.requests import Request
 
 OF_THE_PROMPT = frozenset({"abort", "too_long"})
 """Ends of the first sample that hold for all: the caller gave the prompt up, or it can never run."""
 
-End = Callable[[Request, str, str, DeepInferError | None], object]
+End = Callable[[Request, str, FinishDetail, DeepInferError | None], object]
 
 
 class WaitingSamples:
@@ -64,12 +65,12 @@ class WaitingSamples:
         """End those of ``requests`` that wait here."""
         for request in requests:
             if request.uid == 0 and not request.finished and request.head.uid in self._by_uid:
-                self._end(request, "abort", "", None)
+                self._end(request, "abort", FinishDetail.NONE, None)
 
     def stop(self, reason: str, error: DeepInferError | None) -> None:
         """End all."""
         for first in self._by_uid.values():
-            self._end_all(first, reason, "", error)
+            self._end_all(first, reason, FinishDetail.NONE, error)
         self._by_uid.clear()
 
     def _start_all(self, first: Request) -> None:
@@ -77,7 +78,7 @@ class WaitingSamples:
             if not other.finished:
                 self._start(first, other)
 
-    def _end_all(self, first: Request, reason: str, detail: str, error: DeepInferError | None) -> None:
+    def _end_all(self, first: Request, reason: str, detail: FinishDetail, error: DeepInferError | None) -> None:
         for other in first.others:
             if not other.finished:
                 self._end(other, reason, detail, error)

@@ -7,59 +7,26 @@ release does not have stay in the signature, so that asking for one is refused b
 from __future__ import annotations
 
 import difflib
-import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Self
 
 from attrs import evolve, field, fields, frozen
 
-from deepinfer_core.errors import InvalidParameter, NotSupported
+from deepinfer_core import logit_params
+from deepinfer_core.errors import InvalidParameter
+from deepinfer_core.logit_params import LogprobsMode
+from deepinfer_core.parameter_values import INT32_MAX, as_float, as_int, as_switch, refuse
 from deepinfer_core.structured import forms
 from deepinfer_core.structured.forms import StructuredOutput
 
-INT32_MAX = 2**31 - 1
+__all__ = ["GREEDY_BELOW", "INT32_MAX", "MAX_SAMPLES", "NAMES", "SEED_MASK", "SamplingParams", "refuse"]
+
 SEED_MASK = 2**64 - 1
 MAX_SAMPLES = 128
 """Answers to one prompt at most."""
 GREEDY_BELOW = 1e-5
 """Temperatures below this mean the greedy token."""
-
-
-def refuse(name: str, value: object, allowed: str) -> InvalidParameter:
-    """The error for ``value`` in field ``name``; ``allowed`` describes the range."""
-    shown = repr(value)
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return InvalidParameter(
-        f"{name} is {shown}; allowed: {allowed}",
-        details={"field": name, "value": shown, "allowed": allowed},
-    )
-
-
-def as_int(name: str, value: object, low: int, high: int, allowed: str) -> int:
-    """``value`` as an integer in ``[low, high]``. A bool is no integer, and neither is 3.0."""
-    if isinstance(value, bool):
-        raise refuse(name, value, allowed)
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]  # whatever has __index__: int, numpy integers
-    except TypeError:
-        raise refuse(name, value, allowed) from None
-    if not low <= number <= high:
-        raise refuse(name, value, allowed)
-    return number
-
-
-def as_float(name: str, value: object, allowed: str) -> float:
-    """``value`` as a finite float. Numbers only: no bool, no text, no NaN."""
-    if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
-        raise refuse(name, value, allowed)
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise refuse(name, value, allowed) from None
-    if not math.isfinite(number):
-        raise refuse(name, value, allowed)
-    return number
 
 
 def _temperature(value: object) -> float:
@@ -102,18 +69,12 @@ def _min_tokens(value: object) -> int:
     return as_int("min_tokens", value, 0, INT32_MAX, "an integer >= 0 and <= max_tokens")
 
 
-def _flag(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise refuse(name, value, "true or false")
-    return value
-
-
 def _ignore_eos(value: object) -> bool:
-    return _flag("ignore_eos", value)
+    return as_switch("ignore_eos", value)
 
 
 def _include_stop(value: object) -> bool:
-    return _flag("include_stop", value)
+    return as_switch("include_stop", value)
 
 
 def _stop(value: object) -> tuple[str, ...]:
@@ -149,32 +110,8 @@ def _seed(value: object) -> int | None:
     raise refuse("seed", value, "none or an integer (taken modulo 2**64)")
 
 
-def _penalty(name: str) -> Any:
-    allowed = "a number from -2 to 2"
-
-    def convert(value: object) -> float:
-        number = as_float(name, value, allowed)
-        if not -2 <= number <= 2:
-            raise refuse(name, value, allowed)
-        return number
-
-    return convert
-
-
-def _repetition(value: object) -> float:
-    number = as_float("repetition_penalty", value, "a number > 0")
-    if number <= 0:
-        raise refuse("repetition_penalty", value, "a number > 0")
-    return number
-
-
 def _n(value: object) -> int:
     return as_int("n", value, 1, MAX_SAMPLES, f"an integer from 1 to {MAX_SAMPLES}")
-
-
-def _absent(off: object, convert: Any = None) -> Any:
-    """A field that this release knows of and does not have; ``off`` is the only value that it takes."""
-    return field(default=off, converter=convert, repr=False, metadata={"absent": True})
 
 
 @frozen(kw_only=True)
@@ -194,6 +131,19 @@ class SamplingParams:
     :param seed: Fixes the draws of this request; without one the engine chooses, and says which.
     :param n: Answers to the same prompt, which is computed once. Each has its own seed: those of the further ones are
         made from the first.
+    :param repetition_penalty: Divides the logits of tokens that prompt or answer has (multiplies those below 0);
+        ``> 0``, 1 is off.
+    :param presence_penalty: Taken from the logits of tokens that the answer has, in ``[-2, 2]``.
+    :param frequency_penalty: The same for each time that the answer has the token, in ``[-2, 2]``.
+    :param logit_bias: Token id to number in ``[-100, 100]``, added to its logit; at most 1024 of them.
+    :param logprobs: Whether completions have the log-probability of each token; None: if alternatives are wanted.
+    :param top_logprobs: Most likely tokens to list beside each token, 0 to 1000.
+    :param prompt_logprobs: Whether the result has the log-probability of each prompt token, under the model's own
+        distribution. The whole prompt is computed for it, without the prefix cache.
+    :param logprobs_mode: ``processed``: of the distribution that the token was drawn from, after penalties,
+        temperature and filters; ``raw``: of the model's own.
+    :param forced_token_ids: Teacher forcing: the i-th new token is the i-th entry, unless that is -1. Log-probabilities
+        are those of the forced tokens.
     :param json_schema: The answer is JSON of this schema, an object or its JSON text.
     :param regex: The whole answer matches this regular expression.
     :param grammar: The answer is a sentence of this grammar, in EBNF.
@@ -204,8 +154,7 @@ class SamplingParams:
     :param response_format: The same as chat interfaces say it: ``{"type": "json_schema", "json_schema": {...}}``;
         ``text`` is no constraint.
 
-    At most one of the last six is given. Raises ``InvalidParameter`` for a value outside its range, ``NotSupported``
-    for a feature that this release lacks.
+    Of the six for structured output at most one is given. Raises ``InvalidParameter`` for a value outside its range.
     """
 
     temperature: float = field(default=1.0, converter=_temperature)
@@ -228,25 +177,19 @@ class SamplingParams:
     so_args: StructuredOutput | None = field(default=None, converter=forms.read_so_args)
     response_format: StructuredOutput | None = field(default=None, converter=forms.read_response_format)
 
-    repetition_penalty: float = _absent(1.0, _repetition)
-    presence_penalty: float = _absent(0.0, _penalty("presence_penalty"))
-    frequency_penalty: float = _absent(0.0, _penalty("frequency_penalty"))
-    logit_bias: object = _absent(None)
-    logprobs: object = _absent(None)
-    top_logprobs: object = _absent(0)
-    prompt_logprobs: object = _absent(False)
-    forced_token_ids: object = _absent(None)
+    repetition_penalty: float = field(default=1.0, converter=logit_params.repetition_penalty)
+    presence_penalty: float = field(default=0.0, converter=logit_params.presence_penalty)
+    frequency_penalty: float = field(default=0.0, converter=logit_params.frequency_penalty)
+    logit_bias: tuple[tuple[int, float], ...] = field(default=(), converter=logit_params.logit_bias)
+    logprobs: bool | None = field(default=None, converter=logit_params.logprobs)
+    top_logprobs: int = field(default=0, converter=logit_params.top_logprobs)
+    prompt_logprobs: bool = field(default=False, converter=logit_params.prompt_logprobs)
+    logprobs_mode: LogprobsMode = field(default="processed", converter=logit_params.logprobs_mode)
+    forced_token_ids: tuple[int, ...] = field(default=(), converter=logit_params.forced_token_ids)
 
     def __attrs_post_init__(self) -> None:
-        for item in ABSENT:
-            value = getattr(self, item.name)
-            # Identity of type too: prompt_logprobs=0 is not the switch False, and True is no count.
-            if value is not item.default and (type(value) is not type(item.default) or value != item.default):
-                raise NotSupported(
-                    f"{item.name}={value!r}: this release has no {item.name}",
-                    remedy=f"leave {item.name} out",
-                    details={"field": item.name},
-                )
+        if self.logprobs is False and self.top_logprobs:
+            raise refuse("top_logprobs", self.top_logprobs, "0 where logprobs is false")
         if self.min_tokens > self.max_tokens:
             raise refuse("min_tokens", self.min_tokens, f"an integer >= 0 and <= max_tokens ({self.max_tokens})")
         if self.structured is not None and self.ignore_eos:
@@ -274,11 +217,20 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW
 
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether completions have log-probabilities."""
+        return bool(self.logprobs) or self.top_logprobs > 0
+
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise ``InvalidParameter`` for a token id that the model does not have."""
-        for token in self.stop_token_ids:
-            if token >= vocab_size:
-                raise refuse("stop_token_ids", token, f"token ids from 0 to {vocab_size - 1}")
+        allowed = f"token ids from 0 to {vocab_size - 1}"
+        biased = tuple(token for token, _ in self.logit_bias)
+        given = (("stop_token_ids", self.stop_token_ids), ("logit_bias", biased))
+        for name, tokens in (*given, ("forced_token_ids", self.forced_token_ids)):
+            for token in tokens:
+                if token >= vocab_size:
+                    raise refuse(name, token, allowed)
         if self.structured is not None:
             self.structured.check_vocabulary(vocab_size)
 
@@ -295,8 +247,7 @@ class SamplingParams:
                 )
         if any(name in forms.NAMES for name in changes):  # one grammar takes the place of another
             changes = {**dict.fromkeys(forms.NAMES, None), "json_object": False, **changes}
-        return evolve(self, **changes)  # type: ignore[arg-type]  # converters check the values
+        return evolve(self, **changes)
 
 
-ABSENT = tuple(item for item in fields(SamplingParams) if item.metadata.get("absent"))
 NAMES = tuple(item.name for item in fields(SamplingParams))

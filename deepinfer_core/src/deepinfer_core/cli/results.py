@@ -36,7 +36,12 @@ class View:
     def piece(self, sample: Request) -> dict[str, object]:
         """What is new of a sample, as data; empty if nothing is."""
         chunk = sample.chunk()
-        return {"delta": chunk.text, "token_ids": list(chunk.token_ids)} if chunk.text or chunk.token_ids else {}
+        if not (chunk.text or chunk.token_ids):
+            return {}
+        piece: dict[str, object] = {"delta": chunk.text, "token_ids": list(chunk.token_ids)}
+        if chunk.logprobs is not None:
+            piece["logprobs"] = [item.as_record() for item in chunk.logprobs]
+        return piece
 
     def text(self, sample: Request) -> str:
         """What is new of a sample, to be read."""

@@ -9,6 +9,8 @@ import click
 
 from deepinfer_core.cli.state import text_of
 from deepinfer_core.errors import NotSupported
+from deepinfer_core.logit_params import BIAS_ALLOWED, FORCED_ALLOWED
+from deepinfer_core.parameter_values import refuse
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,6 +28,43 @@ SAMPLING: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("--stop", "stop", {"multiple": True, "help": "String that ends the answer; may be given several times."}),
     ("--stop-token-id", "stop_token_ids", {"type": int, "multiple": True, "help": "Token that ends the answer."}),
     ("--include-stop", "include_stop", {"is_flag": True, "help": "Keep the stop in the text."}),
+    (
+        "--repetition-penalty",
+        "repetition_penalty",
+        {"type": float, "help": "Above 1: tokens of prompt and answer become less likely; 1 is off."},
+    ),
+    (
+        "--presence-penalty",
+        "presence_penalty",
+        {"type": float, "help": "Taken from the logits of tokens of the answer, -2 to 2."},
+    ),
+    (
+        "--frequency-penalty",
+        "frequency_penalty",
+        {"type": float, "help": "The same, for each time that the answer has the token."},
+    ),
+    (
+        "--logit-bias",
+        "logit_bias",
+        {"metavar": "ID=VALUE", "multiple": True, "help": "Added to the logit of a token, -100 to 100; repeatable."},
+    ),
+    ("--logprobs", "logprobs", {"is_flag": True, "help": "Log-probabilities of the tokens, in JSON results."}),
+    ("--top-logprobs", "top_logprobs", {"type": int, "help": "Alternatives to list with each token, to 1000."}),
+    (
+        "--prompt-logprobs",
+        "prompt_logprobs",
+        {"is_flag": True, "help": "Log-probabilities of the prompt's tokens, in JSON results."},
+    ),
+    (
+        "--logprobs-mode",
+        "logprobs_mode",
+        {"metavar": "MODE", "help": "processed (what was drawn from, the default) or raw (the model's own)."},
+    ),
+    (
+        "--forced-token-ids",
+        "forced_token_ids",
+        {"metavar": "IDS", "help": "Tokens of the answer, comma separated; -1 where the token is free."},
+    ),
     ("-n --num-samples", "n", {"type": int, "help": "Answers per prompt, which is computed once; default 1."}),
     ("--ignore-eos", "ignore_eos", {"is_flag": True, "help": "Go on at the model's end tokens."}),
 )
@@ -35,10 +74,6 @@ ABSENT: dict[str, tuple[str, str]] = {
     "--json-schema": ("structured output", "validate the text after generation"),
     "--regex": ("structured output", "validate the text after generation"),
     "--grammar": ("structured output", "validate the text after generation"),
-    "--logprobs": ("log-probabilities", "leave it out"),
-    "--repetition-penalty": ("penalties", "leave it out"),
-    "--presence-penalty": ("penalties", "leave it out"),
-    "--frequency-penalty": ("penalties", "leave it out"),
     "--image": ("image input", "give text prompts"),
 }
 
@@ -69,7 +104,29 @@ def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> Non
         return
     if parameter.name == "stop":
         value = tuple(map(text_of, value))
+    if parameter.name == "logit_bias":
+        value = tuple(map(_bias_entry, value))
+    if parameter.name == "forced_token_ids":
+        value = tuple(_number("forced_token_ids", part, FORCED_ALLOWED) for part in value.split(","))
     context.meta.setdefault(_KEY, {})[parameter.name] = value
+
+
+def _bias_entry(text: str) -> tuple[str, float]:
+    token, sign, value = text.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        sign = ""
+    if not sign:
+        raise refuse("logit_bias", text, f"ID=VALUE: {BIAS_ALLOWED}")
+    return token.strip(), number
+
+
+def _number(name: str, text: str, allowed: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise refuse(name, text, allowed) from None
 
 
 def _refusal(feature: str, remedy: str) -> Callable[[click.Context, click.Parameter, Any], None]:

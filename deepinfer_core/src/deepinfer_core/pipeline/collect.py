@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from time import perf_counter_ns
 
 import numpy as np
+from attrs import evolve
 
 from deepinfer_core.pipeline.faults import StepFault
 from deepinfer_core.pipeline.machinery import Machinery
+from deepinfer_core.pipeline.prompt_scores import collected_scores
 from deepinfer_core.pipeline.record import StepRecord
 from deepinfer_core.records import SamplerOutput
 from deepinfer_core.sampled import NO_ROWS, SAMPLE, BadRow, checked_output
@@ -33,6 +35,9 @@ def collect(parts: Machinery, record: StepRecord) -> tuple[SamplerOutput, Mappin
                 owner=parts.at.owners.sampler,
                 to_host=parts.backend.to_host,
             )
+    scores = collected_scores(parts, record)
+    if scores is not None:
+        result = evolve(result[0], prompt_logprobs=scores), result[1]
     parts.times.wait += perf_counter_ns() - start
     return result
 
@@ -51,6 +56,7 @@ def nothing(record: StepRecord, num_draft: int) -> SamplerOutput:
         row_status=np.zeros(n, dtype=np.int8),
         verified_ids=None if record.is_prefill or not num_draft else np.full(rows, -1, dtype=np.int32),
         draft_ids=np.full((n, num_draft), -1, dtype=np.int32) if num_draft else None,
+        prompt_logprobs=None,
     )
 
 

@@ -39,6 +39,8 @@ class Machinery:
     """The compression table of the n-grams, on the device."""
     drafts: bool = False
     """The model proposes drafts and the sampler draws them; a sampler may also come with drafts of its own."""
+    with_sum_smaller: bool = False
+    """The sampler was asked for the audit statistic of the tokens that it chooses."""
 
     @classmethod
     def of(
@@ -51,6 +53,7 @@ class Machinery:
         *,
         owners: Owners | None = None,
         sync_guard: bool = False,
+        with_sum_smaller: bool = False,
     ) -> Self:
         """Look up what a backend may leave out. ``sync_guard``: wants ``backend.no_sync``."""
         return cls(
@@ -64,6 +67,7 @@ class Machinery:
             getattr(backend, "no_sync", nullcontext) if sync_guard else nullcontext,
             getattr(backend, "record_event", None),
             getattr(backend, "wait", None),
+            with_sum_smaller=with_sum_smaller,
         )
 
     def join(self, config: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attrs import define
+from attrs import define, field
 
 from deepinfer_core.pipeline.faults import StepFault
 from deepinfer_core.records import SchedulerOutputs, StepKind
@@ -39,6 +39,10 @@ class StepRecord:
     forward_ns: int = 0
     """Host time of the model's part (B and C), and of sampling and drafting behind it."""
     sample_ns: int = 0
+    scores_prompts: bool = False
+    """Whether a request of this prefill step asks for the log-probabilities of its prompt."""
+    prompt_scores: list[Any] = field(factory=list)
+    """Those of the step (C), in slices, maybe on the device."""
     event: Any = None
     """Of the backend: when everything of this step is done on the device."""
     fault: StepFault | None = None

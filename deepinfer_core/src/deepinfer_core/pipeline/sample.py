@@ -8,6 +8,7 @@ from typing import Any
 
 from deepinfer_core.pipeline.draft import draft
 from deepinfer_core.pipeline.machinery import Machinery
+from deepinfer_core.pipeline.prompt_scores import score_prompts
 from deepinfer_core.pipeline.record import StepRecord
 from deepinfer_core.records import SamplerOutput
 from deepinfer_core.sampled import SAMPLE, check_result, device_ready, wrong_step_return
@@ -22,11 +23,11 @@ Mask = Callable[[StepRecord, Any], Any]
 def sample(parts: Machinery, core: Any, record: StepRecord, mask: Mask) -> None:
     """Launch logits and sampling of ``record``; fills ``sampled``, ``results`` and ``event``. Raises StepFault.
 
-    A step in which no row ends its prompt has nothing to sample.
+    A step in which no row ends its prompt has nothing to sample; log-probabilities of prompts are computed in it too.
     """
     times, at = parts.times, parts.at
     hidden, record.hidden = record.hidden, None
-    if not record.samples:
+    if not record.samples and not record.scores_prompts:
         _mark(parts, record)
         return
     t0 = perf_counter_ns()
@@ -42,6 +43,11 @@ def sample(parts: Machinery, core: Any, record: StepRecord, mask: Mask) -> None:
         rows = mask(record, rows)
     in_grammar = perf_counter_ns() - before
     with parts.guard():
+        if rows.prompt_tokens is not None:
+            score_prompts(parts, record, hidden, rows)
+        if not record.samples:
+            _mark(parts, record)
+            return
         is_host = getattr(parts.sampler, "host_inputs", False)
         wanted = rows
         if record.is_prefill or not is_host:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from deepinfer_core.errors import DeepInferError, GrammarError
+from deepinfer_core.finish_detail import FinishDetail
 from deepinfer_core.plugins.failure import blame, exception_text
 from deepinfer_core.structured.compiling import EngineNotMade
 
@@ -16,9 +17,9 @@ LAST_TOKENS = 32
 
 @frozen
 class Failure:
-    """``detail``: the ``finish_detail`` of the request."""
+    """The end of a request, and what is said about it."""
 
-    detail: str
+    detail: FinishDetail
     error: DeepInferError
 
 
@@ -32,7 +33,7 @@ def not_compiled(request_id: str, schema_type: str, exc: BaseException, owner: s
             remedy=_report(owner),
             details={"op": "grammar.create", "plugin": owner},
         )
-        return Failure("so_runtime_error", error)
+        return Failure(FinishDetail.SO_RUNTIME_ERROR, error)
     details: dict[str, object] = {"op": "grammar.compile", "plugin": owner, "schema_type": schema_type}
     reason, remedy = str(exc).strip() or type(exc).__name__, "correct the grammar, or ask without it"
     if isinstance(exc, DeepInferError):
@@ -47,12 +48,12 @@ def not_compiled(request_id: str, schema_type: str, exc: BaseException, owner: s
         details=details,
     )
     error.__cause__ = exc
-    return Failure("so_invalid_grammar", error)
+    return Failure(FinishDetail.SO_INVALID_GRAMMAR, error)
 
 
 def compile_timeout(request_id: str, schema_type: str, timeout_s: float) -> Failure:
     return Failure(
-        "so_compile_timeout",
+        FinishDetail.SO_COMPILE_TIMEOUT,
         GrammarError(
             f"request {request_id}: the {schema_type} grammar did not compile within {timeout_s:g} s",
             reason="the time counts from submission, waiting for a free worker included",
@@ -64,7 +65,7 @@ def compile_timeout(request_id: str, schema_type: str, timeout_s: float) -> Fail
 
 def no_capacity(request_id: str, workers: int, timeout_s: float) -> Failure:
     return Failure(
-        "so_no_capacity",
+        FinishDetail.SO_NO_CAPACITY,
         GrammarError(
             f"request {request_id}: no worker can compile its grammar",
             reason=f"all {workers} compile longer than {timeout_s:g} s, and a thread cannot be stopped",
@@ -83,13 +84,13 @@ def matcher_failed(request_id: str, op: str, exc: BaseException, tokens: Sequenc
         details={"op": op, "plugin": owner, "exception": type(exc).__name__, **_last(tokens)},
     )
     error.__cause__ = exc
-    return Failure("so_runtime_error", error)
+    return Failure(FinishDetail.SO_RUNTIME_ERROR, error)
 
 
 def token_rejected(request_id: str, token: int, position: int, tokens: Sequence[int], owner: str) -> Failure:
     """A token that was sampled under the mask is no token of the grammar: an invariant broke."""
     return Failure(
-        "so_runtime_error",
+        FinishDetail.SO_RUNTIME_ERROR,
         GrammarError(
             f"request {request_id}: the grammar does not take token {token}, the answer's number {position}",
             reason="the sampler chose it although the mask forbids it, or mask and matcher disagree",
@@ -108,7 +109,7 @@ def token_rejected(request_id: str, token: int, position: int, tokens: Sequence[
 def dead_end(request_id: str, tokens: Sequence[int], owner: str) -> Failure:
     """No token that the grammar allows can be chosen."""
     return Failure(
-        "so_dead_end",
+        FinishDetail.SO_DEAD_END,
         GrammarError(
             f"request {request_id}: no token of the vocabulary continues the grammar (token {len(tokens) + 1})",
             reason="the grammar allows none, or only tokens that are excluded otherwise",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from attrs import define, frozen
 
 from deepinfer_core.errors import DeepInferError
+from deepinfer_core.finish_detail import FinishDetail
 from deepinfer_core.interfaces import Grammar, Matcher
 from deepinfer_core.parts import MakeGrammarEngine
 from deepinfer_core.requests import Request
@@ -26,7 +27,7 @@ from deepinfer_core.structured.progress import Progress
 from deepinfer_core.tokenizer import Tokenizer
 
 Start = Callable[[Request], object]
-End = Callable[[Request, str, str, DeepInferError | None], object]
+End = Callable[[Request, str, FinishDetail, DeepInferError | None], object]
 
 
 @frozen
@@ -128,7 +129,7 @@ class WaitingForGrammar:
         for item in list(self._items):
             for sample in item.request.samples:
                 if id(sample) in given_up and not sample.finished:
-                    end(sample, "abort", "", None)
+                    end(sample, "abort", FinishDetail.NONE, None)
             if all(sample.finished for sample in item.request.samples):
                 self._remove(item)
 
@@ -136,7 +137,7 @@ class WaitingForGrammar:
         """End all."""
         for item in list(self._items):
             self._remove(item)
-            self._end(item, end, reason, "", error)
+            self._end(item, end, reason, FinishDetail.NONE, error)
 
     def wait(self, timeout_s: float) -> None:
         """Until a grammar may be there, or for ``timeout_s``. Call it without the engine's lock."""
@@ -188,7 +189,7 @@ class WaitingForGrammar:
         if item.job is not None and self.service is not None:
             self.service.leave(item.job)
 
-    def _end(self, item: Waiting, end: End, reason: str, detail: str, error: DeepInferError | None) -> None:
+    def _end(self, item: Waiting, end: End, reason: str, detail: FinishDetail, error: DeepInferError | None) -> None:
         for sample in item.request.samples:
             if not sample.finished:
                 end(sample, reason, detail, error)
