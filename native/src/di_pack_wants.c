@@ -92,6 +92,16 @@ static void pack_prompts(const di_step *step, di_staging *s, di_sampler_inputs *
     out->prompt_counts = di_view_1d(s->prompt_counts, DI_DTYPE_I32, step->n);
 }
 
+/* The token behind a chunk that does not end its prompt is dropped, and the sampler has no counts for it. */
+static void leave_chunks_alone(const di_step *step, di_staging *s)
+{
+    for (int32_t i = 0; i < step->n && step->kind == DI_STEP_PREFILL; i++) {
+        if (step->rows[i].is_last_chunk) continue;
+        s->repetition_penalty[i] = 1;
+        s->presence_penalty[i] = s->frequency_penalty[i] = 0;
+    }
+}
+
 void di_pack_wants(const di_step *step, di_staging *s, uint8_t wants, di_sampler_inputs *out)
 {
     if (wants & DI_WANTS_BIAS) pack_biases(step, s, out);
@@ -100,6 +110,7 @@ void di_pack_wants(const di_step *step, di_staging *s, uint8_t wants, di_sampler
         for (int32_t i = 0; i < step->n; i++) s->logprobs_raw[i] = (step->rows[i].seq->wants & DI_WANTS_RAW) != 0;
         out->logprobs_raw = di_view_1d(s->logprobs_raw, DI_DTYPE_U8, step->n);
     }
+    if (wants & DI_WANTS_HISTORY) leave_chunks_alone(step, s);
     if (step->n_history) pack_histories(step, s, out);
     if (step->n_prompt_rows) pack_prompts(step, s, out);
 }

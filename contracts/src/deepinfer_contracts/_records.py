@@ -186,7 +186,7 @@ class SamplerInputs(Record):
     temperature: Array = None  # f32[N]: below 1e-5 means greedy
     top_p: Array = None  # f32[N]: nucleus mass
     min_p: Array = None  # f32[N]: 0 off
-    repetition_penalty: Array = None  # f32[N]: 1 off
+    repetition_penalty: Array = None  # f32[N]: 1 off, as where a prompt goes on: the token sampled there is dropped
     presence_penalty: Array = None  # f32[N]: 0 off
     frequency_penalty: Array = None  # f32[N]: 0 off
     bias: Array = None  # i32[Xb, 2], optional: (logit row, token); absent when no request has a bias

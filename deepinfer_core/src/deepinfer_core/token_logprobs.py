@@ -83,4 +83,4 @@ def finite(value: float) -> float:
 
 def total(logprobs: Sequence[TokenLogprob]) -> float:
     """Log-probability of all of them."""
-    return sum(item.logprob for item in logprobs)
+    return sum((item.logprob for item in logprobs), 0.0)

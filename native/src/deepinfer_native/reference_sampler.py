@@ -19,7 +19,7 @@ Fields = dict[str, npt.NDArray[np.generic] | int | None]
 
 @define
 class Wishes:
-    """What one request asks of the sampler beyond its parameters."""
+    """What one request asks of the sampler beyond its parameters. ``is_penalised``: with a frequency penalty of 0.5."""
 
     is_penalised: bool = False
     bias: Sequence[tuple[int, float]] = ()
@@ -61,6 +61,9 @@ class SamplerFields:
     def pack(self, rows: Sequence[SampledRow], is_prefill: bool) -> Fields:
         """``{field: array, or None where it is absent}``."""
         out: Fields = {"row_slot": i32([r.row_slot - 1 for r in rows])}
+        # What is sampled behind a chunk that does not end its prompt is dropped: nothing is counted for it.
+        is_counted = [r.wishes.is_penalised and (r.is_last_chunk or not is_prefill) for r in rows]
+        out["frequency_penalty"] = np.asarray([0.5 if counted else 0 for counted in is_counted], np.float32)
         self._histories(rows, is_prefill, out)
         self._biases(rows, is_prefill, out)
         tops = [r.wishes.top_logprobs for r in rows]
