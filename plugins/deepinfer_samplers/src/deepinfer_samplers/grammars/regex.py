@@ -333,10 +333,11 @@ def whole(branches: tuple[Branch, ...]) -> Node:
 def anywhere(branches: tuple[Branch, ...], filler: Ranges) -> Node:
     """The texts of ``filler`` characters that hold a match: anchors tie it to an end, as JSON schemas mean them."""
     rest = Repeat(Chars(filler), 0, None)
-    nodes = tuple(
-        Sequence((*(() if b.at_start else (rest,)), b.node, *(() if b.at_end else (rest,)))) for b in branches
-    )
-    return nodes[0] if len(nodes) == 1 else Choice(nodes)
+    nodes = []
+    for branch in branches:
+        parts = [*(() if branch.at_start else (rest,)), branch.node, *(() if branch.at_end else (rest,))]
+        nodes.append(parts[0] if len(parts) == 1 else Sequence(tuple(parts)))
+    return nodes[0] if len(nodes) == 1 else Choice(tuple(nodes))
 
 
 def lengths(node: Node) -> tuple[int, int | None]:

@@ -1,7 +1,8 @@
 """Writing a parsed expression for the compiler, in the few forms that it reads as everybody does.
 
 ASCII characters but letters and digits go out as ``\\uXXXX``, all others as themselves (the compiler has two parsers, and
-one of them lacks ``\\U``), ``.`` and negated classes as sets, groups without names.
+one of them lacks ``\\U``), ``.`` and negated classes as sets (in a negation the compiler
+includes surrogates), groups without names.
 """
 
 from __future__ import annotations
@@ -55,9 +56,6 @@ def _bounds(least: int, most: int | None) -> str:
 def _set(ranges: Ranges) -> str:
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
         return _char(ranges[0][0])
-    rest = charset.complement(ranges)
-    if len(rest) < len(ranges) and rest:
-        return f"[^{_items(rest)}]"
     return f"[{_items(ranges)}]"
 
 
