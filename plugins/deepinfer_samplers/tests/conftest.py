@@ -4,3 +4,17 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def engine():
+    """The grammar engine over a vocabulary of bytes and some longer tokens; the test is skipped without the library."""
+    pytest.importorskip("xgrammar", reason="structured output is not installed: requirements-xgrammar.txt")
+    from structured_walk import ByteTokenizer
+
+    from deepinfer_samplers.grammars.xgrammar_engine import XGrammarEngine
+
+    tokenizer = ByteTokenizer()
+    return XGrammarEngine(tokenizer, tokenizer.size, 64 * 2**20)

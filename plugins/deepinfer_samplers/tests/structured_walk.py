@@ -14,6 +14,7 @@ PIECES = [
     b"\\n", b'\\"', b"\\\\", "é".encode(), "日本".encode(), "я".encode(), "😀".encode(), "٣".encode(),
     "\u00a0".encode(), "\u2028".encode(), b"2024-", b"-02-", b"T1", b"@", b".c", b"://", b"aaaa",
 ]  # fmt: skip
+CLOSING = (b'"', b"}", b"]", b")", b"/", b"<", b"\n")
 
 
 @dataclass
@@ -80,7 +81,7 @@ def _pick(ids: np.ndarray, table: list[bytes], rng: random.Random, temper: str, 
     if not others:
         return EOS
     if late or temper == "short":
-        closing = [i for i in others if table[i][:1] in (b'"', b"}", b"]")] or [i for i in others if len(table[i]) > 1]
+        closing = [i for i in others if table[i][:1] in CLOSING] or [i for i in others if len(table[i]) > 1]
         if closing and rng.random() < 0.9:
             return closing[rng.randrange(len(closing))]
     if temper == "wild":

@@ -39,9 +39,7 @@ def complement(ranges: Ranges) -> Ranges:
 
 def intersection(one: Ranges, other: Ranges) -> Ranges:
     """What lies in both."""
-    return merged(
-        (max(a, c), min(b, d)) for a, b in merged(one) for c, d in merged(other) if max(a, c) <= min(b, d)
-    )
+    return merged((max(a, c), min(b, d)) for a, b in merged(one) for c, d in merged(other) if max(a, c) <= min(b, d))
 
 
 def chars(text: str) -> Ranges:

@@ -1,6 +1,7 @@
 """Grammars in EBNF: rules that cannot end are found here, since the compiler takes them and then allows nothing.
 
-The form is that of the compiler: ``root ::= "a" (item | [^0-9]+)* item{2,3}``, one rule a line or several, ``#`` starts a
+The form is that of the compiler: ``root ::= "a" (item | [^0-9]+)* item{2,3}``, one rule a line or several,
+``#`` starts a
 comment. Only the shape is read; what is malformed is left for the compiler, whose messages say where.
 """
 
@@ -13,7 +14,7 @@ from deepinfer_core.errors import InvalidParameter
 MAX_BYTES = 262_144
 MAX_DEPTH = 128
 _TOKEN = re.compile(
-    r'(?P<skip>\s+|#[^\n]*)|(?P<rule>[A-Za-z_][\w.-]*)(?=\s*::=)|(?P<name>[A-Za-z_][\w.-]*)|(?P<is>::=)'
+    r"(?P<skip>\s+|#[^\n]*)|(?P<rule>[A-Za-z_][\w.-]*)(?=\s*::=)|(?P<name>[A-Za-z_][\w.-]*)|(?P<is>::=)"
     r'|(?P<text>"(?:[^"\\\n]|\\.)*")|(?P<set>\[(?:[^\]\\\n]|\\.)*\])|(?P<open>\()|(?P<close>\))|(?P<or>\|)'
     r"|(?P<none>[*?])|(?P<plus>\+)|\{(?P<least>\d*)(?:,\d*)?\}"
 )

@@ -11,13 +11,16 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn
 
+from attrs import frozen
+
 from deepinfer_core.errors import InvalidParameter
+from deepinfer_samplers.grammars.regex import Node
 from deepinfer_samplers.grammars.schema_exclusive import exclusive
 from deepinfer_samplers.grammars.schema_keywords import ANNOTATIONS, OF_TYPE, TYPES, check_keywords, refusal
 from deepinfer_samplers.grammars.schema_merge import merge
 from deepinfer_samplers.grammars.schema_names import object_schema
 from deepinfer_samplers.grammars.schema_refs import circular, endless, followed, look_up, target_path
-from deepinfer_samplers.grammars.schema_scalars import constants, count, number, string
+from deepinfer_samplers.grammars.schema_scalars import constants, count, number, string_node
 
 Schema = dict[str, Any]
 Path = tuple[str, ...]
@@ -27,8 +30,21 @@ MAX_PLACES = 20_000
 """Places of the lowered schema: merging branches may multiply them."""
 
 
-def lowered(text: str) -> str:
-    """The schema ``text`` as the compiler gets it. Raises InvalidParameter for what is malformed or not enforced."""
+@frozen
+class Lowered:
+    """A schema in the form that is enforced. ``expressions[i]`` is what the pattern ``held(i)`` in it stands for."""
+
+    schema: Schema | bool
+    expressions: tuple[Node, ...]
+
+
+def held(index: int) -> str:
+    """The pattern that stands for an expression until the schema is a grammar."""
+    return f"^Q{index}Q$"
+
+
+def lowered(text: str) -> Lowered:
+    """The schema ``text`` as it is enforced. Raises InvalidParameter for what is malformed or is not."""
     if len(text) > MAX_BYTES or len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         raise refusal((), f"the schema has more than {MAX_BYTES:,} bytes", reason="it would compile for minutes")
     try:
@@ -37,7 +53,13 @@ def lowered(text: str) -> str:
         raise InvalidParameter(
             "the schema is no JSON", reason=str(err) or "it is nested too deeply", remedy="repair the schema"
         ) from None
-    return json.dumps(Lowering(schema).result(), ensure_ascii=False)
+    return lower(schema)
+
+
+def lower(schema: Any) -> Lowered:
+    """The same for a schema that was read already."""
+    lowering = Lowering(schema)
+    return Lowered(lowering.result(), tuple(lowering.expressions))
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -51,6 +73,7 @@ class Lowering:
         self.root = root
         self.definitions: dict[str, Schema] = {}
         self.places: dict[Path, str] = {}
+        self.expressions: list[Node] = []
         self.lowered_places = 0
 
     def result(self) -> Schema | bool:
@@ -68,7 +91,9 @@ class Lowering:
         if len(path) > MAX_DEPTH * 2 or depth > MAX_DEPTH:
             raise refusal(path[:8], f"the schema is nested more than {MAX_DEPTH} deep", reason="it would not compile")
         if self.lowered_places > MAX_PLACES:
-            raise refusal(path, f"the schema has more than {MAX_PLACES:,} places", reason="it would compile for minutes")
+            raise refusal(
+                path, f"the schema has more than {MAX_PLACES:,} places", reason="it would compile for minutes"
+            )
         if schema is True:
             return {}
         if schema is False:
@@ -166,14 +191,19 @@ class Lowering:
 
     def typed(self, name: str, node: Schema, path: Path) -> Schema:
         if name == "string":
-            return string(node, path)
+            strings = string_node(node, path)
+            return {"type": "string"} if strings is None else {"type": "string", "pattern": self.hold(strings)}
         if name in ("integer", "number"):
             return number(node, name, path)
         if name == "object":
-            return object_schema(node, path, self.lower)
+            return object_schema(node, path, self.lower, self.hold)
         if name == "array":
             return self.array(node, path)
         return {"type": name}
+
+    def hold(self, expression: Node) -> str:
+        self.expressions.append(expression)
+        return held(len(self.expressions) - 1)
 
     def types(self, node: Schema, path: Path) -> tuple[str, ...] | None:
         """Names of the types; those that the keywords belong to where none is given; None: no restriction."""

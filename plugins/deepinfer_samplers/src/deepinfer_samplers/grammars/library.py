@@ -48,7 +48,10 @@ def load() -> Any:
         except Exception as err:  # a native library: missing symbols and files are reported in many ways
             raise VendorImportError(f"xgrammar {version} cannot be imported", reason=str(err), remedy=INSTALL) from err
     missing = [
-        f"{name}.{part}" for name, parts in _NEEDED.items() for part in parts if not hasattr(getattr(module, name, None), part)
+        f"{name}.{part}"
+        for name, parts in _NEEDED.items()
+        for part in parts
+        if not hasattr(getattr(module, name, None), part)
     ]
     if missing:
         raise VendorImportError(
@@ -60,7 +63,7 @@ def load() -> Any:
 
 def _check_version(version: str) -> None:
     numbers = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
-    if not LEAST <= numbers or numbers[: len(BELOW)] >= BELOW:
+    if not numbers >= LEAST or numbers[: len(BELOW)] >= BELOW:
         least, below = (".".join(map(str, v)) for v in (LEAST, BELOW))
         raise VendorImportError(
             f"xgrammar {version} is installed, tested are {least} up to, not including, {below}",

@@ -288,6 +288,8 @@ class _Parser:
                 raise malformed(self.pattern, at, "a '[' that is not closed")
             if first and self.peek("]"):
                 raise malformed(self.pattern, at, "an empty character class (write '\\]' for the character)")
+            if self.peek("[:"):
+                raise refused(self.pattern, self.at, "a POSIX class", remedy="write its characters out")
             first = False
             low = self.class_item()
             if self.peek("-") and not self.peek("-]"):
@@ -316,7 +318,8 @@ def parse(pattern: str, reading: Reading = OUTPUT) -> tuple[Branch, ...]:
     """The alternatives of ``pattern``. Raises InvalidParameter for what is malformed or has no meaning here."""
     if len(pattern) > MAX_LENGTH:
         raise InvalidParameter(
-            f"a regex of {len(pattern)} characters, allowed are {MAX_LENGTH}", remedy="write a shorter one, or a grammar"
+            f"a regex of {len(pattern)} characters, allowed are {MAX_LENGTH}",
+            remedy="write a shorter one, or a grammar",
         )
     branches = _Parser(pattern, reading).branches()
     if sum(_size(branch.node) for branch in branches) > MAX_EXPANDED:

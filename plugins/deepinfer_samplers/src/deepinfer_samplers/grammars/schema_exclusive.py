@@ -55,9 +55,7 @@ def _by_property(one: dict[str, Any], other: dict[str, Any], resolve: Resolve, d
                 return True
             if name not in b and closed.get("additionalProperties") is False and "patternProperties" not in closed:
                 return True
-    return all(
-        any(_never_writes(a, name) for name in b.get("required", ())) for a, b in ((one, other), (other, one))
-    )
+    return all(any(_never_writes(a, name) for name in b.get("required", ())) for a, b in ((one, other), (other, one)))
 
 
 def _never_writes(schema: dict[str, Any], name: str) -> bool:

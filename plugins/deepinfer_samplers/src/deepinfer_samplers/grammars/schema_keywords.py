@@ -1,4 +1,4 @@
-"""What each keyword of a JSON schema becomes here. ``docs/reference/structured-output.md`` is generated from these tables."""
+"""What each keyword of a JSON schema becomes here. The tables of the reference page are generated from these."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ REFUSED: dict[str, str] = {
     "$dynamicAnchor": "the compiler does not resolve it",
     "$recursiveRef": "the compiler does not resolve it",
     "$recursiveAnchor": "the compiler does not resolve it",
-    "nullable": "it belongs to OpenAPI; `type: [..., \"null\"]` says the same",
+    "nullable": 'it belongs to OpenAPI; `type: [..., "null"]` says the same',
     "discriminator": "it belongs to OpenAPI; `oneOf` with a constant in each branch says the same",
 }
 

@@ -1,4 +1,4 @@
-"""One schema that says what several say together: for ``allOf``, and for keywords beside ``$ref``, ``anyOf``, ``oneOf``."""
+"""One schema that says what several say together: for ``allOf``, and for keywords beside ``$ref`` and ``anyOf``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def merge(one: Schema, other: Schema, path: tuple[str, ...]) -> Schema:
     for key in _CLOSING:
         for a, b in ((out, added), (added, out)):
             names = {*a.get("properties", ()), *a.get("required", ())}
-            if key in b and a.get(key, b) != b[key] or key in b and names - set(b.get("properties", ())):
+            if (key in b and a.get(key, b) != b[key]) or (key in b and names - set(b.get("properties", ()))):
                 raise refusal(path, f"{key} of one schema meets the properties of another", key, "allOf")
     for key, value in added.items():
         if key not in out or out[key] == value:

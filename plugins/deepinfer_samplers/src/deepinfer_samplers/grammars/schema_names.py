@@ -12,7 +12,6 @@ from typing import Any
 from deepinfer_samplers.grammars import charset
 from deepinfer_samplers.grammars.charset import JSON_PLAIN
 from deepinfer_samplers.grammars.regex import EMPTY, Chars, Choice, Node, Repeat, Sequence
-from deepinfer_samplers.grammars.regex_text import written
 from deepinfer_samplers.grammars.schema_keywords import refusal
 from deepinfer_samplers.grammars.schema_match import matches
 from deepinfer_samplers.grammars.schema_scalars import constants, count, pattern_node, string_node
@@ -20,11 +19,12 @@ from deepinfer_samplers.grammars.schema_scalars import constants, count, pattern
 Schema = dict[str, Any]
 Path = tuple[str, ...]
 Lower = Callable[[Any, Path], Schema]
+Hold = Callable[[Node], str]
 MAX_NAMES = 2_000
 
 
-def object_schema(node: Schema, path: Path, lower: Lower) -> Schema:
-    """The lowered form of an object."""
+def object_schema(node: Schema, path: Path, lower: Lower, hold: Hold) -> Schema:
+    """The lowered form of an object. ``hold`` keeps an expression and gives the pattern that stands for it."""
     properties, required = _declared(node, path)
     patterns = node.get("patternProperties", {})
     if not isinstance(patterns, dict):
@@ -32,7 +32,9 @@ def object_schema(node: Schema, path: Path, lower: Lower) -> Schema:
     others = _others(node, path)
     names = _names(node, path)
     if patterns and names is not None:
-        raise refusal(path, "propertyNames beside patternProperties is not enforced", "propertyNames", "patternProperties")
+        raise refusal(
+            path, "propertyNames beside patternProperties is not enforced", "propertyNames", "patternProperties"
+        )
     if names is not None:
         for name in [name for name in properties if not matches(names, name)]:
             if name in required:
@@ -41,7 +43,9 @@ def object_schema(node: Schema, path: Path, lower: Lower) -> Schema:
     pattern = _only_pattern(patterns, path)
     for name in required:
         if properties.get(name, True) is False:
-            raise refusal((*path, "properties", name), "a required property may have no value", "required", "properties")
+            raise refusal(
+                (*path, "properties", name), "a required property may have no value", "required", "properties"
+            )
         if name not in properties:
             properties[name] = _schema_of(name, pattern, patterns, others, node, path)
     lowered = {name: lower(s, (*path, "properties", name)) for name, s in properties.items() if s is not False}
@@ -56,7 +60,7 @@ def object_schema(node: Schema, path: Path, lower: Lower) -> Schema:
         if expression is None:
             out["additionalProperties"] = lower(source, where)
         else:
-            out["patternProperties"] = {f"^(?:{written(expression)})$": lower(source, where)}
+            out["patternProperties"] = {hold(expression): lower(source, where)}
     elif not lowered:
         out["additionalProperties"] = False
     return _counted(out, node, path, repeatable=open_names is not None)
@@ -115,7 +119,9 @@ def _schema_of(name: str, pattern: Node | None, patterns: Schema, others: Any, n
     if pattern is not None and matches(pattern, name):
         return next(iter(patterns.values()))
     if others is False:
-        raise refusal((*path, "required"), f"the required name {name!r} is not allowed", "required", "additionalProperties")
+        raise refusal(
+            (*path, "required"), f"the required name {name!r} is not allowed", "required", "additionalProperties"
+        )
     return True if others is None else others
 
 
@@ -133,13 +139,12 @@ def _open_names(
             )  # fmt: skip
         if source is False:
             return None
-        if lowered:  # required names that the pattern matches stand under properties already
-            if any(matches(pattern, name) for name in properties):
-                return None
+        if any(matches(pattern, name) for name in properties):
+            return None  # required names that the pattern matches stand under properties already
         return pattern, source, (*path, "patternProperties", text)
     key = "unevaluatedProperties" if "unevaluatedProperties" in node else "additionalProperties"
     if others is None:
-        others = True if not properties or names is not None else False
+        others = not properties or names is not None
     if others is False:
         return None
     if names is not None:

@@ -19,7 +19,8 @@ def target_path(reference: Any, path: Path) -> Path:
         return ()
     if not reference.startswith("#/"):
         raise refusal(
-            where, f"$ref {reference!r} leaves the schema", "$ref", reason="nothing is fetched, and no name is looked up",
+            where, f"$ref {reference!r} leaves the schema", "$ref",
+            reason="nothing is fetched, and no name is looked up",
             remedy="copy the schema under $defs and refer to '#/$defs/NAME'",
         )  # fmt: skip
     parts = unquote(reference[2:]).split("/")
@@ -45,7 +46,9 @@ def look_up(root: Any, target: Path, path: Path) -> Any:
 def followed(root: Any, schema: Any, path: Path) -> Any:
     """What a schema is that consists of a reference to another one; circles are refused."""
     seen: set[Path] = set()
-    while isinstance(schema, dict) and "$ref" in schema and not any(k not in ANNOTATIONS for k in schema if k != "$ref"):
+    while (
+        isinstance(schema, dict) and "$ref" in schema and not any(k not in ANNOTATIONS for k in schema if k != "$ref")
+    ):
         target = target_path(schema["$ref"], path)
         if target in seen:
             raise circular(path)

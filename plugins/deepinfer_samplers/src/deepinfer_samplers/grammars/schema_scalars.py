@@ -12,7 +12,7 @@ from typing import Any
 from deepinfer_samplers.grammars import regex
 from deepinfer_samplers.grammars.charset import JSON_PLAIN
 from deepinfer_samplers.grammars.regex import Chars, Node, Repeat
-from deepinfer_samplers.grammars.regex_text import within, written
+from deepinfer_samplers.grammars.regex_rules import within
 from deepinfer_samplers.grammars.schema_formats import FORMATS
 from deepinfer_samplers.grammars.schema_keywords import refusal
 
@@ -52,7 +52,10 @@ def string_node(node: Schema, path: Path) -> Node | None:
         return described
     given = [key for key in ("minLength", "maxLength") if key in node]
     if isinstance(described, Repeat) and isinstance(described.part, Chars):
-        bounds = max(described.least, least or 0), min((m for m in (described.most, most) if m is not None), default=None)
+        bounds = (
+            max(described.least, least or 0),
+            min((m for m in (described.most, most) if m is not None), default=None),
+        )
         if bounds[1] is None or bounds[0] <= bounds[1]:
             return Repeat(described.part, *bounds)
         raise refusal(path, f"{' and '.join((keyword, *given))} allow no string together", keyword, *given)
@@ -96,12 +99,6 @@ def pattern_node(pattern: str, path: Path) -> Node:
     return kept
 
 
-def string(node: Schema, path: Path) -> Schema:
-    """The lowered form of a string."""
-    strings = string_node(node, path)
-    return {"type": "string"} if strings is None else {"type": "string", "pattern": f"^(?:{written(strings)})$"}
-
-
 def number(node: Schema, kind: str, path: Path) -> Schema:
     """The lowered form of a number; ``kind`` is integer or number."""
     bounds = {key: _bound(node, key, path) for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")}
@@ -142,7 +139,9 @@ def _integer(node: Schema, given: Schema, path: Path) -> Schema:
         if isinstance(step, float) and step.is_integer():
             step = int(step)
         if isinstance(step, bool) or not isinstance(step, int) or step < 1:
-            raise refusal((*path, "multipleOf"), f"multipleOf must be a whole number above 0, got {step!r}", "multipleOf")
+            raise refusal(
+                (*path, "multipleOf"), f"multipleOf must be a whole number above 0, got {step!r}", "multipleOf"
+            )
         if given:
             return _multiples(step, low, high, given, path)
         if step > MAX_MULTIPLE:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from deepinfer_core.errors import InvalidParameter
-from deepinfer_samplers.grammars import ebnf, regex
-from deepinfer_samplers.grammars.json_schema import MAX_BYTES, Lowering
-from deepinfer_samplers.grammars.regex_text import written
+from deepinfer_samplers.grammars import ebnf, json_schema
+from deepinfer_samplers.grammars.grammar_text import regex_grammar
+from deepinfer_samplers.grammars.json_schema import MAX_BYTES, Lowered
 
 MAX_DEPTH = 32
-MAX_WHITE_SPACE = 2
 FORMATS = (
     "const_string", "json_schema", "any_text", "grammar", "regex", "sequence", "or", "tag", "triggered_tags",
     "tags_with_separator", "optional", "plus", "star", "repeat",
@@ -20,8 +20,8 @@ FORMATS = (
 _INNER = ("format", "content", "elements", "tags")
 
 
-def lowered(text: str) -> str:
-    """The tag ``text`` with its schemas and expressions as the compiler gets them.
+def lowered(text: str, schema_grammar: Callable[[Lowered], str]) -> str:
+    """The tag ``text`` with its schemas and expressions as grammars; ``schema_grammar`` makes that of a schema.
 
     Raises InvalidParameter for what is malformed, of a kind that was not tested, or holds a part that is not enforced.
     """
@@ -35,10 +35,10 @@ def lowered(text: str) -> str:
         raise InvalidParameter(
             "a structural tag is an object with a 'format'", remedy='write {"type": "structural_tag", "format": {...}}'
         )
-    return json.dumps({**tag, "format": _format(tag["format"], 0)}, ensure_ascii=False)
+    return json.dumps({**tag, "format": _format(tag["format"], schema_grammar, 0)}, ensure_ascii=False)
 
 
-def _format(node: Any, depth: int) -> Any:
+def _format(node: Any, schema_grammar: Callable[[Lowered], str], depth: int) -> Any:
     if depth > MAX_DEPTH:
         raise InvalidParameter(f"the structural tag is nested more than {MAX_DEPTH} deep", remedy="flatten it")
     if not isinstance(node, dict):
@@ -55,15 +55,14 @@ def _format(node: Any, depth: int) -> Any:
                 "a schema in a structural tag is enforced in style 'json' and in the order of its properties only",
                 remedy="leave out style and any_order",
             )
-        out["json_schema"] = Lowering(node.get("json_schema")).result()
-        out.setdefault("max_whitespace_cnt", MAX_WHITE_SPACE)
-    elif kind == "regex":
-        out["pattern"] = written(regex.whole(regex.parse(str(node.get("pattern", "")))))
-    elif kind == "grammar":
+        return {"type": "grammar", "grammar": schema_grammar(json_schema.lower(node.get("json_schema")))}
+    if kind == "regex":
+        return {"type": "grammar", "grammar": regex_grammar(str(node.get("pattern", "")))}
+    if kind == "grammar":
         ebnf.check(str(node.get("grammar", "")))
     for key in _INNER:
         if isinstance(out.get(key), list):
-            out[key] = [_format(item, depth + 1) for item in out[key]]
+            out[key] = [_format(item, schema_grammar, depth + 1) for item in out[key]]
         elif key in out:
-            out[key] = _format(out[key], depth + 1)
+            out[key] = _format(out[key], schema_grammar, depth + 1)
     return out

@@ -7,6 +7,7 @@ second is barred where the first ended in ``ED``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,4 +33,4 @@ class SurrogateGuard:
 
 
 def _holds_one(word: bytes) -> bool:
-    return any(a == LEAD and b in CONTINUED for a, b in zip(word, word[1:], strict=False))
+    return any(a == LEAD and b in CONTINUED for a, b in pairwise(word))

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from deepinfer_core.errors import InvalidParameter
 from deepinfer_core.tokenizer import Tokenizer
-from deepinfer_samplers.grammars import ebnf, json_schema, library, regex, structural_tag
-from deepinfer_samplers.grammars.regex_text import written
+from deepinfer_samplers.grammars import ebnf, json_schema, library, structural_tag
+from deepinfer_samplers.grammars.grammar_text import regex_grammar, schema_grammar
+from deepinfer_samplers.grammars.json_schema import Lowered
 from deepinfer_samplers.grammars.surrogates import SurrogateGuard
 
-MAX_WHITE_SPACE = 2
-"""White space characters between two parts of a JSON text: a model that likes spaces still comes to an end."""
 THREADS = 2
 JSON_OBJECT = '{"type": "object"}'
 _SOURCE = re.compile(r"^\[[0-9:]+\] [^ ]*/(?P<file>[a-z_]+\.cc):\d+: ")
@@ -93,19 +92,20 @@ class XGrammarEngine:
         return grammar
 
     def _json(self, schema: str) -> Any:
-        return self._compiler.compile_json_schema(
-            json_schema.lowered(schema), any_whitespace=True, strict_mode=True, max_whitespace_cnt=MAX_WHITE_SPACE
-        )
+        return self._compiler.compile_grammar(self._schema_grammar(json_schema.lowered(schema)))
+
+    def _schema_grammar(self, lowered: Lowered) -> str:
+        return schema_grammar(self._library, lowered)
 
     def _regex(self, pattern: str) -> Any:
-        return self._compiler.compile_regex(written(regex.whole(regex.parse(pattern))))
+        return self._compiler.compile_grammar(regex_grammar(pattern))
 
     def _ebnf(self, grammar: str) -> Any:
         ebnf.check(grammar)
         return self._compiler.compile_grammar(grammar)
 
     def _structural_tag(self, tag: str) -> Any:
-        return self._compiler.compile_structural_tag(structural_tag.lowered(tag))
+        return self._compiler.compile_structural_tag(structural_tag.lowered(tag, self._schema_grammar))
 
 
 class XGrammar:

@@ -1,8 +1,9 @@
-"""Writing a parsed expression for the compiler, in the few forms that it reads as everybody does.
+"""A parsed expression as the right side of a grammar rule.
 
-ASCII characters but letters and digits go out as ``\\uXXXX``, all others as themselves (the compiler has two parsers, and
-one of them lacks ``\\U``), ``.`` and negated classes as sets (in a negation the compiler
-includes surrogates), groups without names.
+The compiler has parsers of its own for regular expressions,
+one for requests and one for patterns of schemas. The second
+loses count where two alternatives begin alike (``x|x{0,2}`` matches ``xxx`` there), so none of them is used. Characters
+go out as themselves or as ``\\uXXXX``, classes as positive sets: a negated one would include surrogates.
 """
 
 from __future__ import annotations
@@ -29,21 +30,29 @@ def within(node: Node, allowed: Ranges) -> Node | None:
     return Choice(branches) if branches else None
 
 
-def written(node: Node) -> str:
-    """``node`` as the compiler reads it."""
+def rule(node: Node) -> str:
+    """``node`` as the right side of a rule."""
     if isinstance(node, Chars):
         return _set(node.ranges)
     if isinstance(node, Repeat):
-        if node.most == 0:
-            return ""
-        return f"{_atom(node.part)}{_bounds(node.least, node.most)}"
-    if isinstance(node, Sequence):
-        return "".join(f"(?:{written(p)})" if isinstance(p, Choice) else written(p) for p in node.parts)
-    return "|".join(written(branch) for branch in node.branches)
+        return f"({rule(node.part)}){_bounds(node.least, node.most)}" if node.most != 0 else '""'
+    if isinstance(node, Choice):
+        return " | ".join(rule(branch) for branch in node.branches)
+    return " ".join(_parts(node)) or '""'
 
 
-def _atom(node: Node) -> str:
-    return written(node) if isinstance(node, Chars) else f"(?:{written(node)})"
+def _parts(node: Sequence) -> list[str]:
+    out: list[str] = []
+    run = ""  # characters that stand alone become one string
+    for part in node.parts:
+        if isinstance(part, Chars) and len(part.ranges) == 1 and part.ranges[0][0] == part.ranges[0][1]:
+            run += _char(part.ranges[0][0])
+            continue
+        if run:
+            out.append(f'"{run}"')
+            run = ""
+        out.append(f"({rule(part)})" if isinstance(part, Choice) else rule(part))
+    return [*out, f'"{run}"'] if run else out
 
 
 def _bounds(least: int, most: int | None) -> str:
@@ -54,15 +63,14 @@ def _bounds(least: int, most: int | None) -> str:
 
 
 def _set(ranges: Ranges) -> str:
-    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
-        return _char(ranges[0][0])
-    return f"[{_items(ranges)}]"
-
-
-def _items(ranges: Ranges) -> str:
-    # The compiler reads escapes before it looks for the '^' of a negation: that character never comes first.
+    # Escapes are read before the '^' of a negation is looked for: that character never comes first.
     ordered = sorted(ranges, key=lambda item: item[0] == ord("^"))
-    return "".join(_char(low) if low == high else f"{_char(low)}-{_char(high)}" for low, high in ordered)
+    if len(ordered) == 1 and ordered[0][0] == ordered[0][1]:
+        return f'"{_char(ordered[0][0])}"'
+    if ordered[0][0] == ord("^"):
+        ordered = [(0x5F, ordered[0][1]), (0x5E, 0x5E)]
+    items = (_char(low) if low == high else f"{_char(low)}-{_char(high)}" for low, high in ordered)
+    return f"[{''.join(items)}]"
 
 
 def _char(code: int) -> str:
