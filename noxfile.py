@@ -19,6 +19,7 @@ PLUGINS = ("./plugins/deepinfer_cpu", "./plugins/deepinfer_v41", "./plugins/deep
 TEST_TOOLS = (
     *("pytest>=8.3", "pytest-xdist>=3.6", "pytest-timeout>=2.3", "hypothesis>=6.100", "jsonschema>=4.20"),
     "deepseek-recipe>=0.2,<0.3",
+    "lark>=1.2",
 )
 LINT_TOOLS = ("ruff==0.17.6",)
 TYPE_TOOLS = ("mypy==2.4.1",)
@@ -47,6 +48,11 @@ def install_all(session: nox.Session, *tools: str) -> None:
 def install_wheels(session: nox.Session, *tools: str) -> None:
     """Everything, as wheels, beside the pinned torch."""
     session.install("--compile-bytecode", TORCH, *built(session, *TORCHLESS, *PLUGINS), *tools)
+
+
+def install_grammars(session: nox.Session) -> None:
+    """The library for structured output, without the gigabyte that it requires and does not use."""
+    session.install("--compile-bytecode", "--no-deps", "-r", "requirements-xgrammar.txt")
 
 
 def built(session: nox.Session, *folders: str) -> list[str]:
@@ -84,6 +90,10 @@ def types(session: nox.Session) -> None:
     session.install(*TYPE_TOOLS, *built(session, *TORCHLESS))
     for package in ("deepinfer_contracts", "deepinfer_native", "deepinfer_core"):
         session.run("mypy", "-p", package)
+    # Of the samplers, what needs no torch: it is installed as a path, not as a package.
+    samplers = "plugins/deepinfer_samplers/src"
+    grammars = [f"{samplers}/deepinfer_samplers/{name}" for name in ("grammars", "grammar_plugin.py")]
+    session.run("mypy", "--explicit-package-bases", *grammars, env={"MYPYPATH": samplers})
 
 
 @nox.session
@@ -98,6 +108,7 @@ def contracts(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """The suite of every distribution and across them, with torch."""
     install_all(session, *TEST_TOOLS)
+    install_grammars(session)
     run_tests(session, "-m", "not slow")
 
 
@@ -115,6 +126,7 @@ def torchless(session: nox.Session) -> None:
 def optimised(session: nox.Session) -> None:
     """The same behaviour under ``python -O``: nothing validates with assert. The nightly adds the numeric suites."""
     install_wheels(session, *TEST_TOOLS)
+    install_grammars(session)
     run_tests(
         session, "-m", "not slow and not compiled", "-k", "not golden and not invariants", python=("python", "-O")
     )
@@ -133,6 +145,7 @@ def wheels(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Every command and program on the pages runs as written."""
     install_wheels(session)
+    install_grammars(session)
     session.run("python", "docs/run_pages.py", env=TEST_ENV)
 
 
@@ -140,6 +153,7 @@ def docs(session: nox.Session) -> None:
 def nightly(session: nox.Session) -> None:
     """The long tests: whole perplexity texts, every split, long random schedules; and all others under ``-O``."""
     install_all(session, *TEST_TOOLS)
+    install_grammars(session)
     run_tests(session, "-m", "slow", "--timeout", "3600")
     run_tests(session, "-m", "not slow and not compiled", python=("python", "-O"))
 
@@ -157,6 +171,7 @@ def benchmarks(session: nox.Session) -> None:
     """The scheduler benchmark at tiny sizes, or with the options given after ``--``; ``-- full``: every benchmark, JSON
     into benchmarks/results."""
     install_all(session)
+    install_grammars(session)
     if "full" not in session.posargs:
         session.run("python", "benchmarks/scheduler.py", *(session.posargs or ["--smoke"]))
         return
