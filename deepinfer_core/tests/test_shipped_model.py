@@ -22,7 +22,7 @@ PARAMS = [
     SamplingParams(temperature=0.8, top_p=0.9, max_tokens=14, seed=7, ignore_eos=True),
     SamplingParams(temperature=1, top_k=20, min_p=0.01, max_tokens=14, seed=8, ignore_eos=True),
 ]
-BLOCK_BYTES, SLOT_BYTES = 1296, 28_416
+BLOCK_BYTES, SLOT_BYTES = 1296, 23_136
 
 
 def tokens(**settings: Any) -> tuple[list[tuple[int, ...]], int]:

@@ -27,6 +27,7 @@ from deepinfer_core.plugins.manager import PluginManager, backend_missing
 from deepinfer_core.plugins.registry import PluginRecord
 from deepinfer_core.plugins.requirements import missing_capabilities
 from deepinfer_core.plugins.selection import Selection, refuse_missing, select_backend
+from deepinfer_core.speculation import draft_length
 from deepinfer_core.types import CacheSpec, ModelCard, ModelMatch, SchedulerHints
 
 Announce = Callable[[str], None]
@@ -129,6 +130,7 @@ def assemble(
         hints = hooks.scheduler_hints([owner, selection.record, *extensions], match, backend, config)
         resolve_max_model_len(config, hints)  # a model allocates for the length that it is given
         model = hooks.model_create(owner, match, config, backend)
+        draft_length(config, hints, model)  # a wrong length is told before weights are read
         _load(owner, model, card.path)
     except BaseException:
         manager.shutdown("error")
