@@ -16,6 +16,12 @@ from deepinfer_core.sampling_params import SamplingParams
 pytest.importorskip("torch", reason="the sampler is plain torch")
 pytestmark = pytest.mark.usefixtures("overlap")
 
+
+def slow(*values: Any) -> list[Any]:
+    """Values that the nightly run adds."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
 COUNTS = (9, 1, 30, 17, 23, 2)
 PROMPTS = prompts_of(6, 7, seed=41)
 
@@ -36,15 +42,15 @@ def run(spoil: str, params: list[SamplingParams], prompts: list[list[int]] = PRO
 
 
 @pytest.mark.parametrize("spoil", list(SPOILT))
-@pytest.mark.parametrize("draft_tokens", range(6))
+@pytest.mark.parametrize("draft_tokens", [1, 5, *slow(0, 2, 3, 4)])
 def test_greedy_tokens_are_those_of_the_run_without_drafts(draft_tokens: int, spoil: str) -> None:
     outputs = run(spoil, params_of(*COUNTS), draft_tokens=draft_tokens, max_num_seqs=4)
     assert ids(outputs) == [whole_text(p, n)[len(p) :] for p, n in zip(PROMPTS, COUNTS, strict=True)]
 
 
-@pytest.mark.parametrize("temperature", [0.6, 1.0])
+@pytest.mark.parametrize("temperature", [1.0, *slow(0.6)])
 @pytest.mark.parametrize("spoil", list(SPOILT))
-@pytest.mark.parametrize("draft_tokens", [1, 3, 5])
+@pytest.mark.parametrize("draft_tokens", [3, *slow(1, 5)])
 def test_coupled_tokens_are_those_of_the_run_without_drafts(draft_tokens: int, spoil: str, temperature: float) -> None:
     params = params_of(*COUNTS, temperature=temperature, top_p=0.95)
     settings = {"verify": "coupled", "max_num_seqs": 4}
@@ -91,7 +97,7 @@ def test_deterministic_run_needs_no_seeds() -> None:
     assert len({tuple(tokens) for tokens in first}) == 6
 
 
-@pytest.mark.parametrize("draft_tokens", [0, 2, 5])
+@pytest.mark.parametrize("draft_tokens", [5, *slow(0, 2)])
 def test_deterministic_batch_gives_the_tokens_of_a_request_alone(draft_tokens: int) -> None:
     params = params_of(*COUNTS, temperature=0.9)
     settings = {"draft_tokens": draft_tokens, "deterministic": "batch"}
@@ -108,7 +114,7 @@ def test_requests_that_end_at_different_times_get_their_solo_tokens() -> None:
     assert {output.finish_reason for output in outputs} == {"length"}
 
 
-@pytest.mark.parametrize("limit", range(1, 9))
+@pytest.mark.parametrize("limit", [2, 5, *slow(1, 3, 4, 6, 7, 8)])
 def test_stop_in_an_accepted_block_wins_over_a_later_limit(limit: int) -> None:
     prompt = PROMPTS[0]
     answer = whole_text(prompt, 8)[len(prompt) :]

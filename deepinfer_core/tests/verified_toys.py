@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 from drafted_toys import DraftedModel, Spoil
 from drafting_toys import DRAFT_RING, DraftingBackend, draft_hints
-from engine_toys import BLOCK, TOKENS, ToyParts, byte_tokenizer
+from engine_toys import BLOCK, SETTINGS, TOKENS, ToyParts, byte_tokenizer
 
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.llm import LLM
@@ -67,7 +67,7 @@ class VerifiedParts(ToyParts):
 
 def verified_llm(spoil: Spoil = NEVER, *, with_confidence: bool = True, **settings: object) -> LLM:
     """Settings as of any engine; ``draft_tokens`` up to 5."""
-    given = {"max_num_seqs": 16, "validation": "full", **settings}
+    given = {**SETTINGS, **settings}
     config = EngineConfig.resolve(given, environ={}, flag_origin="argument")
     parts = VerifiedParts(
         config,

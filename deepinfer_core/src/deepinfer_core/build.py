@@ -19,7 +19,7 @@ from deepinfer_core.memory import PoolPlan, plan_pools
 from deepinfer_core.model_length import resolve_max_model_len
 from deepinfer_core.native_core import make_core
 from deepinfer_core.parts import Parts
-from deepinfer_core.pipeline import Machinery, Owners
+from deepinfer_core.pipeline import CurveFeedback, Machinery, Owners
 from deepinfer_core.pipeline.lengths import CORRECT_LENGTHS, DECODE_METADATA, VERIFY_LENGTHS
 from deepinfer_core.pipeline.machinery import FEED_TOKENS
 from deepinfer_core.plugins.failure import blame, exception_text
@@ -125,7 +125,7 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
     if curve is not None:
         curve.give_to(engine.core)
         if config.deterministic == "off":
-            engine.correct_curve(curve.sizes)
+            engine.feedback = CurveFeedback(engine.core, curve.sizes)
     if budget is not None:
         engine.core.set_cost_model(budget.profile.prefill, decode=budget.profile.decode)
     return Built(engine, tokenizer, plan, vocab_size, max_model_len, batched, tuple(notes))

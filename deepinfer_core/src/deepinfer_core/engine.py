@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from deepinfer_core.admission import Admission
+from deepinfer_core.draft_report import DraftCounter, DraftReport
 from deepinfer_core.emission import Emitter
 from deepinfer_core.errors import ConfigError, DeepInferError, EngineError
 from deepinfer_core.interfaces import StepObserver
@@ -73,7 +74,10 @@ class Engine:
         self._ring: deque[StepRecord] = deque(maxlen=self._depth + 1)
         """Keeps the results of a step alive until the step after it is committed."""
         self._meter = StepMeter(self.times, observers)
-        self._feedback: CurveFeedback | None = None
+        self.feedback: CurveFeedback | None = None
+        """Told of each decode step, where step times correct the curve of verification lengths."""
+        self._drafts = DraftCounter(core.config.num_draft)
+        self._last_draft_report = self._drafts.report(core.stats())
         self._live: dict[int, Request] = {}
         self._grammars = grammars
         self._emitter = Emitter(
@@ -91,10 +95,6 @@ class Engine:
         self._broken: DeepInferError | None = None
         self._closed = False
         self._last_prefix_report = PrefixCacheReport(0, 0, 0, 0)
-
-    def correct_curve(self, sizes: Sequence[int]) -> None:
-        """From now on decode steps correct the curve of step times with these ``sizes``, which the core has."""
-        self._feedback = CurveFeedback(self.core, sizes)
 
     def check_params(self, params: SamplingParams) -> None:
         """Raise a DeepInferError for parameters that the sampler of this engine cannot honour."""
@@ -176,6 +176,16 @@ class Engine:
         except StaleHandleError:  # closed, maybe just now by another thread
             return self._last_prefix_report
 
+    @property
+    def draft_report(self) -> DraftReport:
+        """What speculation did so far, also after the end; all zero without drafts."""
+        from deepinfer_native.errors import StaleHandleError
+
+        try:
+            return self._drafts.report(self.core.stats())
+        except StaleHandleError:  # closed, maybe just now by another thread
+            return self._last_draft_report
+
     def abort(self, requests: Iterable[Request]) -> None:
         """End requests with reason ``abort``; those that have ended stay as they are."""
         with self._lock:
@@ -202,6 +212,7 @@ class Engine:
             self._parts = None  # and with it the caches
             self._ring.clear()
             self._last_prefix_report = PrefixCacheReport.of(self.core.stats())
+            self._last_draft_report = self._drafts.report(self.core.stats())
             self.core.close()
 
     def __enter__(self) -> Self:
@@ -291,6 +302,7 @@ class Engine:
         times = parts.times
         try:
             sampled, bad = collect(parts, record)
+            self._drafts.add(sampled, len(record.ended_prompts))
             t0 = perf_counter_ns()
             try:
                 events = self.core.commit(record.step_id, sampled)
@@ -315,8 +327,8 @@ class Engine:
         times.commit += t1 - t0
         times.emit += t2 - t1
         self._meter.committed(record, t2)
-        if self._feedback is not None:
-            self._feedback.observe(record)
+        if self.feedback is not None:
+            self.feedback.observe(record)
 
     def _note_hits(self, record: StepRecord) -> None:
         """What the prefix cache saved of the prompts that start in this step."""

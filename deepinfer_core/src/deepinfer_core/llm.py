@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from deepinfer_core.chat.prompt import ChatEncoder, ChatPrompt
     from deepinfer_core.chat.results import ChatStream
     from deepinfer_core.config import EngineConfig
+    from deepinfer_core.draft_report import DraftReport
     from deepinfer_core.parts import Parts
     from deepinfer_core.pipeline import PhaseTimes
     from deepinfer_core.prefix import PrefixCacheReport
@@ -252,6 +253,11 @@ class LLM:
     def grammar_report(self) -> GrammarReport:
         """What structured output has cost so far, also after ``close``."""
         return self._engine.grammar_report
+
+    @property
+    def draft_report(self) -> DraftReport:
+        """What speculation did so far, also after ``close``; all zero without drafts."""
+        return self._engine.draft_report
 
     def close(self) -> None:
         """Abort what runs and give memory and device back. Idempotent."""

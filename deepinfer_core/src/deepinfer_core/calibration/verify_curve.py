@@ -28,8 +28,8 @@ VERSION = 1
 PROMPT = 8
 MOST_SEQS = 8
 """Sequences that are measured at once; beyond them the curve goes on as it ended."""
-STEPS = 5
-"""Decode steps of a run: the first one counts as a warm-up."""
+STEPS = 2
+"""Decode steps of a run if every draft is accepted, beside the first one, which counts as a warm-up."""
 EVERY_SIZE_TO = 64
 LEAST_OBSERVATIONS = 5
 """After so many the core believes a time (``spec/engine.md`` 7.2)."""
@@ -76,7 +76,7 @@ class StepTimes:
 def points_to_measure(num_draft: int, max_num_seqs: int, max_tokens: int) -> list[tuple[int, int]]:
     """(sequences, rows): every number of drafts of one sequence, and whole blocks of several."""
     points = [(1, rows) for rows in range(1, num_draft + 2)]
-    room = max_tokens // (PROMPT + STEPS * (num_draft + 1))
+    room = max_tokens // (PROMPT + 2 + STEPS * (num_draft + 1))
     return points + [(n, n * (num_draft + 1)) for n in (2, 4, MOST_SEQS) if n <= min(max_num_seqs, room)]
 
 
@@ -152,7 +152,7 @@ def _measure(
         sizes, ms = [rows, most], [CHEAP_MS, DEAR_MS]
         core.set_verify_curve(sizes if rows < most else [most], ms if rows < most else [CHEAP_MS])
         watch.seen.clear()
-        run([prompt_of(PROMPT, seed * 100 + i) for i in range(n)], 1 + STEPS * (num_draft + 1))
+        run([prompt_of(PROMPT, seed * 100 + i) for i in range(n)], 2 + STEPS * (rows // n))
         steps = [(at, took, behind) for reqs, at, took, behind in watch.seen if reqs == n]
         for at, took, behind in steps[1:] or steps:
             by_rows.setdefault(at, []).append(took)

@@ -139,6 +139,8 @@ def generate(
         finally:
             if config.prefix_cache:
                 sys.stderr.write(f"deepinfer: {llm.prefix_cache_report}\n")
+            if config.draft_tokens:
+                sys.stderr.write(f"deepinfer: {llm.draft_report}\n")
 
 
 def _chat_options(context: click.Context, messages: str | None) -> ChatOptions | None:
