@@ -26,6 +26,7 @@ from deepinfer_core.errors import ConfigError, DeepInferError, EngineError
 from deepinfer_core.interfaces import StepObserver
 from deepinfer_core.pipeline import CurveFeedback, Machinery, PhaseTimes, StepFault, StepRecord
 from deepinfer_core.pipeline.collect import collect, nothing, refused, settle
+from deepinfer_core.pipeline.faults import internal_fault
 from deepinfer_core.pipeline.forward import forward
 from deepinfer_core.pipeline.meter import StepMeter
 from deepinfer_core.pipeline.sample import sample
@@ -74,10 +75,8 @@ class Engine:
         self._ring: deque[StepRecord] = deque(maxlen=self._depth + 1)
         """Keeps the results of a step alive until the step after it is committed."""
         self._meter = StepMeter(self.times, observers)
-        self.feedback: CurveFeedback | None = None
-        """Told of each decode step, where step times correct the curve of verification lengths."""
+        self.feedback: CurveFeedback | None = None  # told of decode steps, where their times correct a curve
         self._drafts = DraftCounter(core.config.num_draft)
-        self._last_draft_report = self._drafts.report(core.stats())
         self._live: dict[int, Request] = {}
         self._grammars = grammars
         self._emitter = Emitter(
@@ -94,7 +93,7 @@ class Engine:
         self._empty_steps = 0
         self._broken: DeepInferError | None = None
         self._closed = False
-        self._last_prefix_report = PrefixCacheReport(0, 0, 0, 0)
+        self._last_stats = core.stats()
 
     def check_params(self, params: SamplingParams) -> None:
         """Raise a DeepInferError for parameters that the sampler of this engine cannot honour."""
@@ -169,22 +168,19 @@ class Engine:
     @property
     def prefix_cache_report(self) -> PrefixCacheReport:
         """What the prefix cache did so far, also after the end; all zero without one."""
-        from deepinfer_native.errors import StaleHandleError
-
-        try:
-            return PrefixCacheReport.of(self.core.stats())
-        except StaleHandleError:  # closed, maybe just now by another thread
-            return self._last_prefix_report
+        return PrefixCacheReport.of(self._stats())
 
     @property
     def draft_report(self) -> DraftReport:
         """What speculation did so far, also after the end; all zero without drafts."""
+        return self._drafts.report(self._stats())
+
+    def _stats(self) -> Any:
         from deepinfer_native.errors import StaleHandleError
 
-        try:
-            return self._drafts.report(self.core.stats())
-        except StaleHandleError:  # closed, maybe just now by another thread
-            return self._last_draft_report
+        with suppress(StaleHandleError):  # closed, maybe just now by another thread
+            self._last_stats = self.core.stats()
+        return self._last_stats
 
     def abort(self, requests: Iterable[Request]) -> None:
         """End requests with reason ``abort``; those that have ended stay as they are."""
@@ -211,8 +207,7 @@ class Engine:
             self._closed = True
             self._parts = None  # and with it the caches
             self._ring.clear()
-            self._last_prefix_report = PrefixCacheReport.of(self.core.stats())
-            self._last_draft_report = self._drafts.report(self.core.stats())
+            self._last_stats = self.core.stats()
             self.core.close()
 
     def __enter__(self) -> Self:
@@ -256,7 +251,7 @@ class Engine:
         except DeepInferError as err:
             self._break(err)
         except Exception as err:  # the native core or the glue around it: nothing that a request did
-            self._break(_internal(err))
+            self._break(internal_fault(err))
 
     def _advance(self, parts: Machinery) -> None:
         """One call of ``spec/engine.md`` 5.2: A(n), B(n), D(n - 1), C(n); a prefill step is committed in place."""
@@ -404,14 +399,3 @@ def _launch(phase: Callable[..., None], parts: Machinery, core: Any, record: Ste
         phase(parts, core, record, *more)
     except StepFault as fault:
         record.fault = fault
-
-
-def _internal(err: Exception) -> EngineError:
-    error = EngineError(
-        "the step loop failed",
-        reason=f"{type(err).__name__}: {err}",
-        remedy="this is a bug; report it with the traceback that --debug prints",
-        details={"exception": type(err).__name__},
-    )
-    error.__cause__ = err
-    return error

@@ -100,3 +100,15 @@ class Call:
     ) -> None:
         if isinstance(err, Exception):  # the plugin boundary: stored in the fault and reported by name
             raise self._boundary.fault(self._op, err) from err
+
+
+def internal_fault(err: Exception) -> EngineError:
+    """What is no plugin's fault: of the native core, or of the glue around it."""
+    error = EngineError(
+        "the step loop failed",
+        reason=f"{type(err).__name__}: {err}",
+        remedy="this is a bug; report it with the traceback that --debug prints",
+        details={"exception": type(err).__name__},
+    )
+    error.__cause__ = err
+    return error
