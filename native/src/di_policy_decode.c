@@ -1,6 +1,7 @@
 /* Decode and pressure (spec/engine.md 2.4, 2.5): grow, hold, then preempt. */
-#include "di_policy.h"
+#include <string.h>
 
+#include "di_policy.h"
 #include "di_transfer.h"
 
 int32_t di_policy_reserve(const di_core *c)
@@ -83,23 +84,48 @@ static int64_t blocks_on_their_way(const di_core *c)
     return n;
 }
 
+/* Victims in a heap of n, the best one first: move the entry at `at` down to its place. */
+static void sift_down(di_seq **heap, int32_t n, int32_t at)
+{
+    di_seq *s = heap[at];
+    for (int64_t child = 2 * (int64_t)at + 1; child < n; child = 2 * (int64_t)at + 1) {
+        if (child + 1 < n && is_better_victim(heap[child + 1], heap[child])) child++;
+        if (!is_better_victim(heap[child], s)) break;
+        heap[at] = heap[child];
+        at = (int32_t)child;
+    }
+    heap[at] = s;
+}
+
+/* Candidates that were not preempted, in their order. */
+static void drop_preempted(di_core *c, int32_t *n)
+{
+    int32_t kept = 0;
+    for (int32_t i = 0; i < *n; i++)
+        if (c->candidates[i]->phase == DI_PHASE_RUNNING) c->candidates[kept++] = c->candidates[i];
+    *n = kept;
+}
+
 /* Preempt until what is free or on its way covers the need. Returns the candidates left in *n. */
 static int relieve(di_core *c, int32_t *n, int64_t need, di_outputs *o)
 {
     int64_t coming = blocks_on_their_way(c);
-    while (*n > 0 && need > (int64_t)di_pool_available(&c->main) + coming) {
-        int32_t victim = 0;
-        for (int32_t i = 1; i < *n; i++)
-            if (is_better_victim(c->candidates[i], c->candidates[victim])) victim = i;
-        di_seq *s = c->candidates[victim];
+    if (need <= (int64_t)di_pool_available(&c->main) + coming) return 0;
+    di_seq **heap = c->growers;     /* of no use any more: under pressure all candidates are looked at again */
+    int32_t left = *n;
+    memcpy(heap, c->candidates, (size_t)left * sizeof *heap);
+    for (int32_t i = left / 2 - 1; i >= 0; i--) sift_down(heap, left, i);
+    while (left > 0 && need > (int64_t)di_pool_available(&c->main) + coming) {
+        di_seq *s = heap[0];
+        heap[0] = heap[--left];
+        if (left > 0) sift_down(heap, left, 0);
         need -= growth(c, s);
-        for (int32_t i = victim + 1; i < *n; i++) c->candidates[i - 1] = c->candidates[i];
-        --*n;
         int32_t limbo = di_pool_limbo(&c->main);
         int code = preempt(c, s, o);
         if (code) return code;
         coming += di_pool_limbo(&c->main) - limbo;
     }
+    drop_preempted(c, n);
     return 0;
 }
 

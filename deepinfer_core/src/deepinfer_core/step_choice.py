@@ -48,7 +48,8 @@ class StepChooser(Protocol):
         """Make the next step. With no requests in it, this rank has nothing to run in this step."""
 
     def settle(self, core: StepCore) -> bool:
-        """The oldest open step was committed here. False: nothing was unfinished anywhere when it was scheduled."""
+        """The oldest open step was committed here. False: nothing was unfinished in the group when it was scheduled. A
+        rank without a group answers True: whether it goes on is in its own core (`unfinished`)."""
 
 
 class PendingMax(Protocol):
@@ -79,7 +80,7 @@ class LocalChooser:
         return core.schedule_local()
 
     def settle(self, core: StepCore) -> bool:
-        return core.unfinished > 0
+        return True
 
 
 class GroupChooser:
