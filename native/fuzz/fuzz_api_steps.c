@@ -148,12 +148,13 @@ void api_hostile_step(api *a, script *s)
     int64_t x = api_wild(s);
     di_core *c = (how & 8) ? NULL : a->core;
     di_stats_out before = api_look(a);
+    uint64_t step = (how & 16) ? a->launched : (uint64_t)x;
     switch (how % 8) {
     case 0:
         if (api_call(a, &before, di_schedule(c, (int)x, (how & 16) ? NULL : &o)) == 0) note(a, &o);
         break;
-    case 1: api_call(a, &before, di_pack(c, (how & 16) ? a->launched : (uint64_t)x, (how & 32) ? NULL : &m.base)); break;
-    case 2: api_call(a, &before, di_pack_sampler(c, (how & 16) ? a->launched : (uint64_t)x, (how & 32) ? NULL : &in)); break;
+    case 1: api_call(a, &before, di_pack(c, step, (how & 32) ? NULL : &m.base)); break;
+    case 2: api_call(a, &before, di_pack_sampler(c, step, (how & 32) ? NULL : &in)); break;
     case 3: api_call(a, &before, di_poll_events(c, (how & 16) ? NULL : &e)); break;
     default: hostile_commit(a, s); break;
     }

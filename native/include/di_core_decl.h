@@ -326,8 +326,8 @@ int di_commit(di_core *core, uint64_t step, const di_sampler_output *output, di_
 /* di_commit and di_event_last in one call: *info is filled on success. */
 int di_commit_info(di_core *core, uint64_t step, const di_sampler_output *output, di_event_batch *events,
                    di_event_info *info);
-/* Take units for a request whose prompt was computed elsewhere: all or nothing. DI_E_CAPACITY: not now; DI_E_ARG: never.
- * Nothing but di_inject and di_acknowledge gives them back or lets them run; an abort in between waits for either. */
+/* Take units for a request whose prompt was computed elsewhere: all or nothing. DI_E_CAPACITY: not now; DI_E_ARG:
+ * never. Nothing but di_inject and di_acknowledge gives them back or lets them run; an abort in between waits for either. */
 int di_reserve(di_core *core, const di_request *request, di_reservation *out);
 /* The units are filled, nobody else touches them: the request runs from the next decode step with a free row on.
  * Consumes the handle. A request that was aborted meanwhile ends here. */

@@ -44,8 +44,8 @@ int di_check_inputs(di_core *c, const di_step *step, const di_input_metadata *re
     if (level(c) == DI_LEVEL_OFF) return 0;
     c->limits.step_id = step->id;
     int code = c->cfg.inputs
-        ? di_check_input_metadata_v41_in((const di_input_metadata_v41 *)(const void *)record, &step->out->record, &c->limits,
-                                         level(c), &error)
+        ? di_check_input_metadata_v41_in((const di_input_metadata_v41 *)(const void *)record, &step->out->record,
+                                         &c->limits, level(c), &error)
         : di_check_input_metadata_in(record, &step->out->record, &c->limits, level(c), &error);
     return own(code, &error);
 }

@@ -147,8 +147,8 @@ static int check_prefix(const di_config *k, const di_derived *d)
     if (longest > d->prompt_limit) longest = d->prompt_limit;
     if (shortest <= longest) return 0;
     return di_fail(DI_E_CONFIG, "", "prefix_cache",
-                   "is 1, but no prompt can ever hit: with block_size %d, replay_len %lld and replay_keep %d a hit needs "
-                   "%lld tokens, the longest prompt has %lld", k->block_size, (long long)replay, k->replay_keep,
+                   "is 1, but no prompt can ever hit: with block_size %d, replay_len %lld and replay_keep %d a hit "
+                   "needs %lld tokens, the longest prompt has %lld", k->block_size, (long long)replay, k->replay_keep,
                    (long long)shortest, (long long)longest);
 }
 

@@ -43,7 +43,8 @@ static int64_t kept_rows(const di_cost_model *m, const di_cost_row *row)
 
 static di_wide row_cost(const di_cost_model *m, const di_cost_row *row)
 {
-    di_wide cost = (di_wide)m->row * row->q + (di_wide)m->kept * kept_rows(m, row) + (di_wide)m->logit * row->logit_rows;
+    di_wide cost = (di_wide)m->row * row->q + (di_wide)m->kept * kept_rows(m, row);
+    cost += (di_wide)m->logit * row->logit_rows;
     for (int32_t i = 0; i < m->num_kinds; i++)
         cost += (di_wide)m->kind[i].pair * m->kind[i].block * pairs_of(&m->kind[i], row);
     return cost + m->seq;

@@ -30,7 +30,8 @@ struct di_seq;
 
 /* The prefill step that begins: its budget. */
 void di_cost_begin(di_core *c);
-/* q from position start on, or the largest smaller chunk that the budget allows; 0 = the request waits for the next step. */
+/* q from position start on, or the largest smaller chunk that the budget allows; 0 = the request waits for the next
+ * step. */
 int32_t di_cost_limit(di_core *c, const struct di_step *step, const struct di_seq *s, int32_t start, int32_t q);
 /* predicted_ns, budget_ns, the overrun flag and the FLOPs of a step's record. */
 void di_cost_publish(di_core *c, const struct di_step *step, di_scheduler_outputs *out);

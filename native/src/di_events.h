@@ -57,7 +57,8 @@ typedef struct di_events {
 
 int di_events_init(di_events *e, int32_t ring, int32_t capacity, int32_t num_draft);
 void di_events_free(di_events *e);
-/* The arena for the next batch with room for n_top alternatives and n_prompt prompt log-probabilities; *out is untouched until di_events_begin.
+/* The arena for the next batch with room for n_top alternatives and n_prompt prompt log-probabilities; *out is untouched
+ * until di_events_begin.
  * DI_E_CAPACITY when the ring has to grow and memory is short. */
 int di_events_reserve(di_events *e, int32_t n_top, int32_t n_prompt, di_event_arena **out);
 /* Start a batch in a reserved arena: all columns but seq_uid, token_id, logprob, output_index and prompt_len say what a

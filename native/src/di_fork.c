@@ -173,7 +173,8 @@ int di_fork_count(const di_seq *p, int64_t *children, int64_t *ready)
     const di_seq *before = NULL;
     for (const di_seq *s = p->child_head; s; before = s, s = s->next, ++*children)
         if (s->prev != before || s->listed || s->parent != p || s->phase != DI_PHASE_WAITING)
-            return di_fail(DI_E_INTERNAL, "", "fork", "request %llu waits in the wrong list", (unsigned long long)s->uid);
+            return di_fail(DI_E_INTERNAL, "", "fork", "request %llu waits in the wrong list",
+                           (unsigned long long)s->uid);
     *ready += p->is_ready;
     if (p->child_tail == before && (before || !p->is_ready)) return 0;
     return di_fail(DI_E_INTERNAL, "", "fork", "the children of %llu are in disorder", (unsigned long long)p->uid);
@@ -233,7 +234,8 @@ static int fork_request(di_core *c, uint64_t parent, const di_fork_args *args, u
     if (!p || di_seq_is_terminal(p))
         return di_fail(DI_E_NOT_FOUND, "", "parent", "request %llu is unknown or already finished",
                        (unsigned long long)parent);
-    if (args->max_tokens < 0) return di_fail(DI_E_ARG, "", "max_tokens", "is %d, at least 1 is needed", args->max_tokens);
+    if (args->max_tokens < 0)
+        return di_fail(DI_E_ARG, "", "max_tokens", "is %d, at least 1 is needed", args->max_tokens);
     if (args->at_prompt != 0 && args->at_prompt != 1)
         return di_fail(DI_E_ARG, "", "at_prompt", "is %d, 0 or 1 is needed", args->at_prompt);
     di_request r = request_of(p, args);

@@ -100,7 +100,8 @@ int di_handle_check(const di_handles *h)
         if (i >= h->used || h->slots[i].kind != DI_HANDLE_NONE || ++free_slots >= h->used)
             return di_fail(DI_E_INTERNAL, "", "handle", "slot %u is on the free list and should not be", i);
     if (live != h->live || (h->used && live + free_slots + exhausted != h->used - 1))
-        return di_fail(DI_E_INTERNAL, "", "handle", "%u live and %u free handles are not %u", live, free_slots, h->used);
+        return di_fail(DI_E_INTERNAL, "", "handle", "%u live and %u free handles are not %u", live, free_slots,
+                       h->used);
     return 0;
 }
 

@@ -1,7 +1,8 @@
 /* Generic handles: u64 = generation << 32 | index (spec/engine.md 4.6).
  *
  * What a client holds of something inside the core (an external pin, a reservation). Giving a handle back makes its
- * generation stale, so a second use is an error and never hits the slot's next owner. Index 0 is unused: 0 is no handle.
+ * generation stale, so a second use is an error and never hits the slot's next owner. Index 0 is unused: 0 is no
+ * handle.
  * The table grows by doubling when a handle is made, which no step does.
  */
 #ifndef DI_HANDLE_H

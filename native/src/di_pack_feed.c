@@ -10,7 +10,8 @@ static int32_t compressed(const di_core *c, int32_t token)
     return id < 0 ? -1 : id;
 }
 
-/* Draft j of the request's last committed step: what the step in flight verifies. A pad draft where it had none (5.8). */
+/* Draft j of the request's last committed step: what the step in flight verifies. A pad draft where it had none
+ * (5.8). */
 static int32_t draft(const di_core *c, const di_row *r, int32_t j)
 {
     return r->seq->has_drafts ? r->seq->drafts[j] : c->cfg.vocab_size - 1;

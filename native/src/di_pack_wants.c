@@ -6,8 +6,8 @@
 #include "di_view.h"
 
 /* Room for what the worst step packs, made when the first request asks, in all buffers of the ring: a step allocates
- * nothing. Bounds: every row with a history of max_model_len + 1 tokens, every logit row with DI_MAX_BIAS entries. Pages
- * that no step writes are address space only. */
+ * nothing. Bounds: every row with a history of max_model_len + 1 tokens, every logit row with DI_MAX_BIAS entries.
+ * Pages that no step writes are address space only. */
 int di_pack_make_room(di_core *c, uint8_t wants)
 {
     size_t n = (size_t)c->cfg.max_num_seqs, rows = n * (size_t)c->dim.q;

@@ -91,7 +91,7 @@ int di_pin_see_owners(di_core *c)
 void di_pin_free(di_core *c)
 {
     uint32_t at = 0;
-    for (void *r = di_handle_next(&c->handles, DI_HANDLE_PIN, &at); r; r = di_handle_next(&c->handles, DI_HANDLE_PIN, &at))
+    for (void *r; (r = di_handle_next(&c->handles, DI_HANDLE_PIN, &at)) != NULL;)
         di_bins_give(&c->clients.bins, r);
     di_handle_free(&c->handles);
 }

@@ -238,7 +238,8 @@ int di_policy_decode(di_core *c, di_step *step, di_outputs *o)
     if (code) return code;
     for (int32_t i = 0; i < n; i++) {
         di_seq *s = c->candidates[i];
-        if (s->holds) s->holds = 0;     /* no store where there is nothing to change: add_row reads the flags beside it */
+        /* No store where there is nothing to change: add_row reads the flags beside it. */
+        if (s->holds) s->holds = 0;
         /* The table of an injected request or a clone comes with its first step: a call that makes none is not seen. */
         if (s->last_step == 0) di_policy_note_blocks(c, o, s, 0);
         int32_t q = lengths ? lengths[i] : c->dim.q;

@@ -1,7 +1,8 @@
 /* Prefix cache: requests find, hold and offer full blocks (spec/engine.md 2.10, 3.5).
  *
  *   key     h_0 = H(salt), h_i = H(h_{i-1}, token ids of block i as little-endian int32); H = SipHash-2-4-128, keyed
- *   offer   at commit, of blocks whose positions are all committed and computed: never of a draft or a position in flight
+ *   offer   at commit, of blocks whose positions are all committed and computed: never of a draft or a position in
+ *           flight
  *   match   at admission, of as many full blocks as leave one token to run; H = their tokens
  *   replay  sliding windows and compressor states are not kept in blocks, so the last replay_len positions of a hit
  *           run again without storing to the shared blocks: start = max(0, min(H - replay_len, len - replay_keep)).

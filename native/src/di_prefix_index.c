@@ -56,7 +56,8 @@ void di_prefix_index_remove(di_prefix_index *x, int32_t block)
     uint64_t hole = home_of(x, n->hash);
     while (x->entries[hole].block != (uint32_t)block) hole = next_of(x, hole);
     for (uint64_t at = next_of(x, hole); x->entries[at].block; at = next_of(x, at)) {
-        /* An entry may fill the hole if its search passes it: its way from home is at least as long as from the hole. */
+        /* An entry may fill the hole if its search passes it: its way from home is at least as long as from the
+         * hole. */
         uint64_t home = home_of(x, x->nodes[x->entries[at].block].hash);
         if (((at - home) & x->mask) < ((at - hole) & x->mask)) continue;
         x->entries[hole] = x->entries[at];

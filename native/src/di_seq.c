@@ -25,7 +25,8 @@ static int is_switch(int32_t x) { return x == 0 || x == 1; }
 static int check_bias(const di_request *r, int32_t vocab_size)
 {
     if (r->num_bias > DI_MAX_BIAS)
-        return di_fail(DI_E_ARG, "Request", "bias", "has %d entries, at most %d are possible", r->num_bias, DI_MAX_BIAS);
+        return di_fail(DI_E_ARG, "Request", "bias", "has %d entries, at most %d are possible", r->num_bias,
+                       DI_MAX_BIAS);
     int code = check_ids("bias", r->bias_ids, r->num_bias, 0, vocab_size);
     if (code) return code;
     if (r->num_bias > 0 && !r->bias_values) return bad("bias", "%.0f tokens without values", r->num_bias);

@@ -1,7 +1,7 @@
 /* One request inside the core, and the table that finds it by uid.
  *
- * Life (spec/engine.md 1.3). Phases are DI_PHASE_; PENDING lives in Python only, HANDOFF belongs to PROMPT and COMPLETION
- * engines (di_transfer.h).
+ * Life (spec/engine.md 1.3). Phases are DI_PHASE_; PENDING lives in Python only, HANDOFF belongs to PROMPT and
+ * COMPLETION engines (di_transfer.h).
  *
  *   submit -> WAITING -> PREFILL <-> PREFILL -> RUNNING -> RETIRED
  *                ^  \________________________/ |  \-> ZOMBIE -> RETIRED     (terminal while steps are in flight)
@@ -22,7 +22,8 @@
 #include "di_core.h"
 #include "di_prefix_index.h"
 
-enum { DI_MAX_STOP_IDS = 64, DI_MAX_BIAS = 1024, DI_MAX_TOP_LOGPROBS = 1000, DI_PRIORITY_LOW = -8, DI_PRIORITY_HIGH = 7 };
+enum { DI_MAX_STOP_IDS = 64, DI_MAX_BIAS = 1024, DI_MAX_TOP_LOGPROBS = 1000 };
+enum { DI_PRIORITY_LOW = -8, DI_PRIORITY_HIGH = 7 };
 
 typedef struct di_seq di_seq;
 /* Why a buffer is still needed after the end; a set of bits. */

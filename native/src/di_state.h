@@ -43,7 +43,10 @@ typedef struct di_row {
 } di_row;
 
 /* Draft slot whose drafts the row verifies, 0 = none yet. */
-static inline int32_t di_row_draft_read(const di_row *r) { return r->has_drafts == 1 || r->remap >= 0 ? r->draft_slot : 0; }
+static inline int32_t di_row_draft_read(const di_row *r)
+{
+    return r->has_drafts == 1 || r->remap >= 0 ? r->draft_slot : 0;
+}
 
 struct di_outputs;
 typedef struct di_step {

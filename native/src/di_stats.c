@@ -5,8 +5,8 @@
 
 static di_pool_stats levels(const di_unit_pool *p)
 {
-    return (di_pool_stats){.total = di_pool_total(p), .free = p->free.count, .cached = p->cached.count, .held = p->held_count,
-                           .limbo = p->limbo.count};
+    return (di_pool_stats){.total = di_pool_total(p), .free = p->free.count, .cached = p->cached.count,
+                           .held = p->held_count, .limbo = p->limbo.count};
 }
 
 int di_stats(di_core *c, di_stats_out *out)
