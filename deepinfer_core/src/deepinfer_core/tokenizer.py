@@ -2,8 +2,8 @@
 
 Text becomes the ids of ``tokenizer.json``, with the begin token in front if ``tokenizer_config.json`` asks for it and
 the text does not begin with it already. Control tokens spelled out in a prompt are read as control tokens: this is the
-raw-prompt interface; the messages of a chat are encoded without them (``chat/prompt.py``). End tokens are those of the tokenizer, of ``config.json`` and of ``generation_config.json``
-together.
+raw-prompt interface; the messages of a chat are encoded without them (``chat/prompt.py``). End tokens are those of the
+tokenizer, of ``config.json`` and of ``generation_config.json`` together.
 """
 
 from __future__ import annotations
