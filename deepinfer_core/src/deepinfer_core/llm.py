@@ -189,9 +189,19 @@ class LLM:
     def encode_chat(
         self, conversation: Conversation, params: SamplingParams | None = None
     ) -> tuple[ChatPrompt, SamplingParams]:
-        """A conversation as the model sees it, and the parameters that it is sampled with."""
-        prompt = self.chat_encoder.encode(conversation, max_model_len=self.built.max_model_len)
-        return prompt, SamplingParams() if params is None else params
+        """A conversation as the model sees it, and the parameters that it is sampled with.
+
+        A grammar starts behind the reasoning, and the prompt shows a JSON schema. Raises as ``chat`` reports.
+        """
+        from deepinfer_core.chat.structured import behind_reasoning, response_format
+
+        params = SamplingParams() if params is None else params
+        prompt = self.chat_encoder.encode(
+            conversation,
+            max_model_len=self.built.max_model_len,
+            response_format=response_format(params, conversation.options),
+        )
+        return prompt, behind_reasoning(params, prompt)
 
     @cached_property
     def chat_encoder(self) -> ChatEncoder:

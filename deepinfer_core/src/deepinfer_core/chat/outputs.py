@@ -67,21 +67,16 @@ class ChatChoice:
         return message
 
     def as_record(self) -> dict[str, object]:
-        """JSON-serialisable data."""
-        record: dict[str, object] = {
+        """JSON-serialisable data: that of the completion, its text parsed."""
+        completion = {key: value for key, value in self.completion.as_record().items() if key not in ("index", "text")}
+        return {
             "index": self.index,
             "content": self.content,
             "reasoning": self.reasoning,
             "tool_calls": [call.as_record() for call in self.tool_calls],
+            **completion,
             "finish_reason": self.finish_reason,
-            "finish_detail": self.completion.finish_detail,
-            "token_ids": list(self.completion.token_ids),
-            "num_output_tokens": len(self.completion.token_ids),
-            "seed": self.completion.seed,
         }
-        if self.error is not None:
-            record["error"] = self.error.as_record()
-        return record
 
 
 @frozen

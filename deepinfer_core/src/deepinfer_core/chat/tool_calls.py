@@ -124,5 +124,18 @@ def joined(found: Sequence[tuple[str, str, str]], read: Sequence[ReadCall]) -> t
         else:
             problem = strict.problem
         parsed = strict.arguments if strict is not None and not problem else None
+        if parsed is not None and not _says(arguments, parsed):
+            # WORKAROUND(deepseek-recipe 0.2.0): a parameter's name with a space loses the rest of it and its quote, and
+            # a backslash in one is not escaped. Delete when test_arguments_come_back_as_the_encoder_wrote_them passes
+            # without this.
+            arguments = json.dumps(parsed, ensure_ascii=False)
         calls.append(ToolCall(identity, name, arguments, parsed, problem))
     return tuple(calls)
+
+
+def _says(arguments: str, parsed: dict[str, object]) -> bool:
+    """Whether the library's text says the same as the strict reading."""
+    try:
+        return bool(json.loads(arguments) == parsed)
+    except (ValueError, RecursionError):
+        return False

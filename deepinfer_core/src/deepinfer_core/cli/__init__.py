@@ -174,7 +174,8 @@ def _elsewhere(option: str, path: str) -> tuple[str, str] | None:
     commands = [f"deepinfer {name}" for name in sorted(COMMANDS) if option in option_arity(root, name)]
     if commands:
         shown = " or ".join(f"{command} {option} ..." for command in commands)
-        return f"{path} has no such option; {' and '.join(commands)} has", f"run: {shown}"
+        have = "has" if len(commands) == 1 else "have"
+        return f"{path} has no such option; {' and '.join(commands)} {have}", f"run: {shown}"
     key = option.removeprefix("--").removeprefix("no-").replace("-", "_")
     declared = settings_by_key().get(key)
     if declared is None:
