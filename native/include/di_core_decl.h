@@ -321,7 +321,8 @@ int di_schedule_local(di_core *core, di_scheduler_outputs *out);
 int di_pack(di_core *core, uint64_t step, di_input_metadata *base);
 /* Same lifetime as di_pack. With drafts in a pipelined core: after the commit of the step before. */
 int di_pack_sampler(di_core *core, uint64_t step, di_sampler_inputs *out);
-/* Append tokens, stop checks, events. output may be NULL if no row of the step ends its prompt. */
+/* Append tokens, stop checks, events. output may be NULL if no row of the step ends its prompt. Without the prompt
+ * log-probabilities that the step asked for, those prompts get none. */
 int di_commit(di_core *core, uint64_t step, const di_sampler_output *output, di_event_batch *events);
 /* di_commit and di_event_last in one call: *info is filled on success. */
 int di_commit_info(di_core *core, uint64_t step, const di_sampler_output *output, di_event_batch *events,

@@ -75,10 +75,12 @@ static int hand_off(di_core *c, di_seq *s, int32_t e, di_event_arena *a)
     return di_transfer_offer(c, s);
 }
 
-/* What this chunk says about its prompt. */
-static void keep_prompt(di_seq *s, const di_row *r, int32_t n, const float *from)
+/* What this chunk says about its prompt. A step without values (one that failed) leaves a gap: then nothing is told. */
+static void keep_prompt(di_seq *s, const di_row *r, int32_t n, const float *values, int32_t at)
 {
-    for (int32_t j = 0; j < n; j++) s->prompt_logprobs[r->start + j + 1] = di_append_logprob(from, j);
+    if (n && !values) s->prompt_told = 1;
+    const float *from = values ? values + at : NULL;
+    for (int32_t j = 0; j < n && from; j++) s->prompt_logprobs[r->start + j + 1] = di_append_logprob(from, j);
 }
 
 /* The request's first token tells how likely its prompt was. */
@@ -154,7 +156,7 @@ static int commit_row(di_core *c, di_step *step, int32_t i, const di_tokens *t, 
         s->inflight--;
         if (step->kind == DI_STEP_PREFILL) {
             s->cached = r->start + r->q;
-            if (step->n_prompt_rows) keep_prompt(s, r, step->out->n_prompt_rows[i], t->prompt_logprobs + *at_prompt);
+            if (step->n_prompt_rows) keep_prompt(s, r, step->out->n_prompt_rows[i], t->prompt_logprobs, *at_prompt);
             if (r->is_last_chunk) s->awaits_first = 0;
             else code = requeue(c, s);
             if (r->is_last_chunk && s->child_head) di_fork_ready(c, s);

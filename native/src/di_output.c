@@ -52,7 +52,7 @@ static int take_output(const di_core *c, const di_step *step, const di_sampler_o
     TAKE(top_logprobs, top_logprobs, DI_DTYPE_F32, n, m, t->top_ids != NULL);
     TAKE_VERIFIED(verified_top_ids, verified_top_ids, DI_DTYPE_I32, m, 0);
     TAKE_VERIFIED(verified_top_logprobs, verified_top_logprobs, DI_DTYPE_F32, m, t->verified_top_ids != NULL);
-    if (step->n_prompt_rows) TAKE(prompt_logprobs, prompt_logprobs, DI_DTYPE_F32, step->n_prompt_rows, -1, 1);
+    if (step->n_prompt_rows) TAKE(prompt_logprobs, prompt_logprobs, DI_DTYPE_F32, step->n_prompt_rows, -1, 0);
 #undef TAKE_VERIFIED
 #undef TAKE
     t->has_extras = t->draft_logprob || t->sum_smaller || t->verified_sum_smaller || t->top_ids || t->verified_top_ids;
@@ -125,9 +125,6 @@ static int is_plain(const di_core *c, const di_step *step, const di_tokens *t)
 int di_output_read(const di_core *c, const di_step *step, const di_sampler_output *output, di_tokens *t)
 {
     memset(t, 0, sizeof *t);
-    if (!output && step->n_prompt_rows)
-        return di_fail(DI_E_ARG, "SamplerOutput", "output", "NULL, but step %llu has prompt logprobs to give",
-                       (unsigned long long)step->id);
     if (!output) {
         for (int32_t i = 0; i < step->n; i++)
             if (di_output_wants_token(step, &step->rows[i]))

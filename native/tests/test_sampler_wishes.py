@@ -142,16 +142,17 @@ def test_prompt_logprobs_of_a_one_token_prompt_are_one_zero():
     assert driver.prompts == {request.uid: [0.0]}
 
 
-def test_prompt_logprobs_without_an_output_are_refused_before_anything_changes():
+def test_a_chunk_without_prompt_logprobs_leaves_none_to_tell():
     driver = WishesDriver(small_config(max_chunk=4))
-    driver.ask(list(range(9)), Wishes(prompt_logprobs=True), max_tokens=2, stop=())
+    for length in (9, 3):
+        driver.ask(list(range(length)), Wishes(prompt_logprobs=True), max_tokens=2, stop=())
     o = driver.schedule()
-    with pytest.raises(ArgumentError, match="prompt logprobs"):
-        driver.core.commit(o.step_id, None)
-    driver.note(o, driver.pack_sampler(o))
+    driver.core.pack_sampler(o.step_id)
+    driver.asked.append({"prompt": None, "top": 0})  # as for a step that failed
     driver.retire()
+    driver.fields.told.add(1)
     driver.run()
-    driver.require_prompts()
+    assert sorted(driver.prompts) == [2]
 
 
 @pytest.mark.parametrize(
