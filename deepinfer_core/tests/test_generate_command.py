@@ -264,7 +264,17 @@ def test_failed_prompt_in_text_form_keeps_its_place(run: Run) -> None:
             ("a", "--temperature", "nan"),
             "deepinfer: E_PARAM: temperature is nan; allowed: a finite number >= 0 (0 means greedy)\n",
         ),
-        (("a", "--regex", "x"), "deepinfer: E_UNSUPPORTED: --regex: this release does not have structured output\n"),
+        (
+            ("a", "--regex", "x"),
+            "backend: toy (test)\ndeepinfer: E_UNSUPPORTED: structured output needs a grammar engine",
+        ),
+        (("a", "--regex", "(" * 200), "deepinfer: E_PARAM: regex nests 200 groups; at most 128 are allowed\n"),
+        (("a", "--regex", "a", "--json-object"), "deepinfer: E_PARAM: regex and json_object are given together\n"),
+        (("a", "--regex", "a", "--ignore-eos"), "deepinfer: E_PARAM: ignore_eos is True; allowed: false with"),
+        (
+            ("a", "--grammar", "/nonexistent/x"),
+            "deepinfer: E_INPUT: cannot read the file of --grammar, /nonexistent/x\n",
+        ),
         (("a", "-n", "0"), "deepinfer: E_PARAM: n is 0; allowed: an integer from 1 to 128\n"),
         (
             ("a", "--draft-tokens", "2"),

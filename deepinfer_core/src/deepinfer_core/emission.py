@@ -88,16 +88,16 @@ class Emitter:
             shown = self._tokenizer.spelling(token) if request.params.include_stop else b""
             request.add_stop_token(token, shown)
             self.end(request, "stop", _stop_detail(request, token))
-        elif request.add(token):
-            # A stop string wins over a length limit that falls on the same token.
-            if reason is None:
-                self._finish(request.uid, FinishReason.STOP, len(request.token_ids))
-            self.end(request, "stop", FinishDetail.STOP_STRING)
         elif reason is None and request.grammar is not None and token in request.eos_ids:
             # Within the first min_tokens, where the core goes on: the grammar had nothing but an end to offer.
             request.add_stop_token(token, b"")
             self._finish(request.uid, FinishReason.STOP, len(request.token_ids))
             self.end(request, "stop", FinishDetail.EOS)
+        elif request.add(token):
+            # A stop string wins over a length limit that falls on the same token.
+            if reason is None:
+                self._finish(request.uid, FinishReason.STOP, len(request.token_ids))
+            self.end(request, "stop", FinishDetail.STOP_STRING)
         elif reason is not None:
             full = len(request.token_ids) >= request.params.max_tokens
             detail = FinishDetail.MAX_TOKENS if full else FinishDetail.MODEL_LENGTH

@@ -289,14 +289,21 @@ class LLM:
     ) -> None:
         self.close()
 
+    def check(self, params: SamplingParams) -> None:
+        """Raise for what no prompt can have here: token ids outside the vocabulary, a grammar without an engine for it.
+
+        Loads the grammar engine's plugin where ``params`` ask for structured output.
+        """
+        params.check_vocabulary(self.built.vocab_size)
+        if params.structured is not None:
+            self._engine.require_grammar_engine()
+
     def _checked(self, params: object) -> object:
         """``params``, after a check of what holds for all prompts: what is wrong there is an error of the call."""
         listed = params if isinstance(params, (list, tuple)) else [params]
         for item in listed:
             if isinstance(item, SamplingParams):
-                item.check_vocabulary(self.built.vocab_size)
-                if item.structured is not None:
-                    self._engine.require_grammar_engine()
+                self.check(item)
         return params
 
 

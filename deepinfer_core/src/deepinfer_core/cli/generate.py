@@ -141,6 +141,8 @@ def generate(
                 sys.stderr.write(f"deepinfer: {llm.prefix_cache_report}\n")
             if config.draft_tokens:
                 sys.stderr.write(f"deepinfer: {llm.draft_report}\n")
+            if llm.grammar_report.was_used:
+                sys.stderr.write(f"deepinfer: {llm.grammar_report}\n")
 
 
 def _chat_options(context: click.Context, messages: str | None) -> ChatOptions | None:
@@ -281,7 +283,7 @@ def load_llm(config: EngineConfig, params: SamplingParams) -> LLM:
     for line in llm.built.plan.warnings:
         sys.stderr.write(f"deepinfer: {line}\n")
     try:
-        params.check_vocabulary(llm.built.vocab_size)
+        llm.check(params)
     except BaseException:
         llm.close()
         raise

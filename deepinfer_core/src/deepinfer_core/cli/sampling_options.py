@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from deepinfer_core.cli.state import text_of
-from deepinfer_core.errors import NotSupported
+from deepinfer_core.errors import InvalidInputFile, NotSupported
 from deepinfer_core.logit_params import BIAS_ALLOWED, FORCED_ALLOWED
 from deepinfer_core.parameter_values import refuse
 
@@ -67,13 +68,16 @@ SAMPLING: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ),
     ("-n --num-samples", "n", {"type": int, "help": "Answers per prompt, which is computed once; default 1."}),
     ("--ignore-eos", "ignore_eos", {"is_flag": True, "help": "Go on at the model's end tokens."}),
+    ("--json-schema", "json_schema", {"metavar": "FILE", "help": "The answer is JSON of the schema in FILE."}),
+    ("--json-object", "json_object", {"is_flag": True, "help": "The answer is a JSON object."}),
+    ("--regex", "regex", {"metavar": "REGEX", "help": "The whole answer matches REGEX."}),
+    ("--grammar", "grammar", {"metavar": "FILE", "help": "The answer is a sentence of the EBNF grammar in FILE."}),
 )
+FROM_FILE = {"json_schema": "--json-schema", "grammar": "--grammar"}
+"""Fields whose option names a file with the value."""
 
 # Options that other releases or engines have -> what to do instead.
 ABSENT: dict[str, tuple[str, str]] = {
-    "--json-schema": ("structured output", "validate the text after generation"),
-    "--regex": ("structured output", "validate the text after generation"),
-    "--grammar": ("structured output", "validate the text after generation"),
     "--image": ("image input", "give text prompts"),
 }
 
@@ -104,9 +108,13 @@ def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> Non
         return
     if parameter.name == "stop":
         value = tuple(map(text_of, value))
-    if parameter.name == "logit_bias":
+    elif parameter.name == "logit_bias":
         value = tuple(map(_bias_entry, value))
-    if parameter.name == "forced_token_ids":
+    elif parameter.name == "regex":
+        value = text_of(value)
+    elif parameter.name in FROM_FILE:
+        value = _text_in(value, FROM_FILE[parameter.name])
+    elif parameter.name == "forced_token_ids":
         value = tuple(_number("forced_token_ids", part, FORCED_ALLOWED) for part in value.split(","))
     context.meta.setdefault(_KEY, {})[parameter.name] = value
 
@@ -127,6 +135,24 @@ def _number(name: str, text: str, allowed: str) -> int:
         return int(text)
     except ValueError:
         raise refuse(name, text, allowed) from None
+
+
+def _text_in(path: str, option: str) -> str:
+    """The text of a file, one byte more than is allowed at most. Raises InvalidInputFile."""
+    from deepinfer_core.structured.sizes import MAX_BYTES
+
+    try:
+        with Path(path).open("rb") as stream:
+            return stream.read(MAX_BYTES + 1).removeprefix(b"\xef\xbb\xbf").decode("utf-8")
+    except OSError as err:
+        reason = err.strerror or str(err)
+    except UnicodeDecodeError as err:
+        if err.end > MAX_BYTES:  # cut inside a character: too long, which is said by its size
+            return "x" * (MAX_BYTES + 1)
+        reason = f"it is not UTF-8 (byte {err.start})"
+    raise InvalidInputFile(
+        f"cannot read the file of {option}, {path}", reason=reason, remedy=f"check {option}", details={"path": path}
+    )
 
 
 def _refusal(feature: str, remedy: str) -> Callable[[click.Context, click.Parameter, Any], None]:

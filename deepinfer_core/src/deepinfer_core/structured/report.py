@@ -26,6 +26,10 @@ class GrammarReport:
     """Host time that masks took, matchers included."""
 
     @property
+    def was_used(self) -> bool:
+        return bool(self.compiled or self.cached or self.failed or self.timed_out)
+
+    @property
     def fill_us_per_step(self) -> float:
         return self.fill_ns / self.steps / 1e3 if self.steps else 0.0
 

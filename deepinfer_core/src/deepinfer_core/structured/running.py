@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from deepinfer_core.finish_detail import FinishDetail
 from deepinfer_core.pipeline.record import StepRecord
 from deepinfer_core.requests import Request
 from deepinfer_core.structured.failures import Failure
@@ -51,7 +52,7 @@ class RunningGrammars:
             return
         self._by_uid.pop(request.uid, None)
         if request.finish_reason in ("stop", "length"):
-            is_cut = request.finish_detail == "stop_string"  # the text ends somewhere inside a token
+            is_cut = request.finish_detail is FinishDetail.STOP_STRING  # the text ends somewhere inside a token
             request.so_complete = not is_cut and progress.is_complete(request.token_ids, self._words)
 
     def committed(self, record: StepRecord, draft_ids: Any) -> None:

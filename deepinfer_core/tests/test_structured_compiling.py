@@ -1,0 +1,383 @@
+"""Compiling in worker threads: who waits, who does not, what a stuck worker means. Gates and a fake clock, no sleep."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import time
+from typing import Any
+
+import pytest
+from engine_toys import EOS, byte_tokenizer, check_idle, solo_tokens, toy_llm
+from grammar_toys import FakeClock, Gates, grammar_llm
+from tiny_grammar import TinyEngine
+
+from deepinfer_core.engine import Engine
+from deepinfer_core.llm import LLM
+from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.structured import compiling, manager
+from deepinfer_core.structured.cache import GrammarCache
+from deepinfer_core.structured.compiling import CompileService, NoCapacity
+from deepinfer_core.structured.forms import StructuredOutput
+
+FREE = SamplingParams(temperature=0, max_tokens=6)
+SLOW = SamplingParams(regex="slow", temperature=0, max_tokens=9)
+
+
+@pytest.fixture
+def gates():
+    made = Gates()
+    yield made
+    made.engine.gate.set()  # whatever the test did, no worker stays
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = FakeClock()
+    monkeypatch.setattr(compiling, "now", made)
+    return made
+
+
+@pytest.fixture
+def cpus(monkeypatch):
+    """Workers do not depend on the machine."""
+    monkeypatch.setattr(manager, "usable_cpus", lambda: 64)
+
+
+def gated_llm(gates: Gates, workers: int = 1, **settings: Any) -> LLM:
+    return grammar_llm(gates, so_builder_cpus=workers, **settings)
+
+
+def test_request_whose_grammar_compiles_does_not_hold_up_the_others(gates, overlap):
+    with gated_llm(gates) as llm, llm.stream(["a", "b", "c"], [FREE, SLOW, FREE]) as stream:
+        ended = []
+        for chunk in stream:
+            if chunk.finished:
+                ended.append(chunk.index)
+                if sorted(ended) == [0, 2]:
+                    assert llm.built.engine.num_live == 1
+                    gates.engine.gate.set()
+                if chunk.index == 1:
+                    assert chunk.output.text == "slow"
+                else:
+                    assert list(chunk.output.token_ids) == solo_tokens([257, b"abc"[chunk.index]], 6)
+        check_idle(llm)
+    assert ended[2] == 1
+
+
+def test_engine_with_only_waiting_requests_waits_without_spinning(gates, monkeypatch):
+    waits: list[float] = []
+    steps = 0
+
+    def wait(self: Any, timeout_s: float) -> None:
+        waits.append(timeout_s)
+        if len(waits) == 3:  # the first two times pass without news
+            gates.engine.gate.set()
+            if not self._news.wait(60):
+                raise AssertionError("no news")
+
+    def step(engine: Any) -> bool:
+        nonlocal steps
+        steps += not llm.built.engine._live
+        return original(engine)
+
+    original = Engine.step
+    monkeypatch.setattr(CompileService, "wait", wait)
+    monkeypatch.setattr(Engine, "step", step)
+    with gated_llm(gates) as llm:
+        (output,) = llm.generate(["a"], SLOW)
+    assert output.text == "slow"
+    assert (len(waits), steps) == (3, 4)  # one look for each wait, and the one that finds the grammar
+    assert all(seconds <= 0.1 for seconds in waits)  # so that Ctrl-C is seen soon
+
+
+def test_requests_for_one_grammar_share_its_compile(gates):
+    gates.engine.gate.set()
+    with gated_llm(gates, workers=4) as llm:
+        outputs = llm.generate(["a"] * 6, [SLOW] * 5 + [SamplingParams(regex="other", max_tokens=9)])
+        again = llm.generate(["a"], SLOW)
+        report = llm.grammar_report
+    assert [output.text for output in [*outputs, *again]] == ["slow"] * 5 + ["other", "slow"]
+    assert sorted(gates.engine.compiled) == ["other", "slow"]
+    assert (report.compiled, report.cached >= 1) == (2, True)
+
+
+def test_timeout_counts_from_submission_and_ends_only_its_request(gates, clock, cpus):
+    with gated_llm(gates, workers=2, so_timeout_s=20) as llm, llm.stream(["a", "b"], [SLOW, FREE]) as stream:
+        outputs: dict[int, Any] = {}
+        for chunk in stream:
+            if chunk.output is not None:
+                outputs[chunk.index] = chunk.output
+            if chunk.index == 1:
+                clock.time_s += 4  # per token of the request that runs
+        check_idle(llm)
+        report = llm.grammar_report
+        late = outputs[0]
+        assert (late.finish_reason, late.finish_detail) == ("grammar", "so_compile_timeout")
+        assert str(late.error) == (
+            "E_GRAMMAR: request 0: the regex grammar did not compile within 20 s\n"
+            "  reason: the time counts from submission, waiting for a free worker included\n"
+            "  remedy: simplify the grammar, or raise --so-timeout-s or --so-builder-cpus"
+        )
+        assert list(outputs[1].token_ids) == solo_tokens([257, ord("b")], 6)
+        assert (report.timed_out, report.stuck_workers) == (1, 1)
+        # The other worker still compiles, and the stuck one is free again when it comes back.
+        assert llm.generate(["a"], SamplingParams(regex="ok"))[0].text == "ok"
+        gates.engine.gate.set()
+        assert llm.generate(["a"], SLOW)[0].text == "slow"
+        assert llm.grammar_report.stuck_workers == 0
+
+
+def test_grammar_is_refused_when_every_worker_is_stuck(gates, clock, cpus):
+    with gated_llm(gates, workers=2, so_timeout_s=20) as llm:
+        assert llm.generate(["a"], SamplingParams(regex="ok"))[0].text == "ok"
+        with llm.stream(["a", "b"], [SLOW, SamplingParams(regex="slowly")]) as stream:
+            stream._run._feed()
+            for _ in range(2):
+                assert gates.engine.begun.acquire(timeout=60)
+            clock.time_s += 20
+            details = [chunk.completion.finish_detail for chunk in stream if chunk.completion is not None]
+        assert details == ["so_compile_timeout"] * 2
+        assert llm.grammar_report.stuck_workers == 2
+        (refused,) = llm.generate(["c"], SamplingParams(regex="new"))
+        assert (refused.finish_reason, refused.finish_detail) == ("grammar", "so_no_capacity")
+        assert str(refused.error) == (
+            "E_GRAMMAR: request 0: no worker can compile its grammar\n"
+            "  reason: all 2 compile longer than 20 s, and a thread cannot be stopped\n"
+            "  remedy: send grammars that were compiled before, wait, or make a new LLM"
+        )
+        assert llm.generate(["a"], SamplingParams(regex="ok"))[0].text == "ok"  # compiled before
+        assert llm.generate(["a"], FREE)[0].ok
+        check_idle(llm)
+
+
+def test_abort_while_the_grammar_compiles(gates):
+    with gated_llm(gates) as llm, llm.stream(["a", "b"], [SLOW, FREE]) as stream:
+        outputs = {}
+        for chunk in stream:
+            if chunk.index == 1 and not chunk.finished:
+                stream.cancel(0)
+            if chunk.output is not None:
+                outputs[chunk.index] = chunk.output
+        check_idle(llm)
+    assert (outputs[0].finish_reason, outputs[0].token_ids) == ("abort", ())
+    assert outputs[1].ok
+
+
+def test_abort_of_some_samples_while_the_grammar_compiles_starts_the_others(gates):
+    with gated_llm(gates) as llm:
+        run = llm.run(iter(prompts_in("a", SamplingParams(regex="slow", n=3, temperature=0))))
+        run._feed()
+        first, second, third = run._live[0].samples
+        llm.built.engine.abort([first, third])
+        gates.engine.gate.set()
+        ended = [request for request in run if request.finished]
+        check_idle(llm)
+    assert {request.sample: request.finish_reason for request in ended} == {0: "abort", 1: "stop", 2: "abort"}
+    assert second.detokenizer.text == "slow"
+
+
+def prompts_in(text: str, params: SamplingParams) -> list[Any]:
+    from deepinfer_core.prompts import PromptInput
+
+    return [PromptInput(text, params)]
+
+
+def test_close_does_not_wait_for_a_worker_that_compiles(gates):
+    llm = gated_llm(gates)
+    stream = llm.stream(["a"], SLOW)
+    run = stream._run
+    run._feed()
+    assert gates.engine.begun.acquire(timeout=60)
+    start = time.monotonic()
+    llm.close()
+    assert time.monotonic() - start < 5
+    (request,) = run._live.values()
+    assert (request.finish_reason, llm.built.engine.num_live) == ("abort", 0)
+    llm.close()
+
+
+def test_interrupt_while_only_grammars_compile_is_seen(gates, monkeypatch):
+    import signal
+
+    def wait(self: Any, timeout_s: float) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(CompileService, "wait", wait)
+    with gated_llm(gates) as llm:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            llm.generate(["a"], SLOW)
+        (partial,) = caught.value.partial
+        assert partial.finish_reason == "abort"
+        check_idle(llm)
+
+
+def test_requests_of_another_thread_run_while_one_waits_for_its_grammar(gates):
+    with gated_llm(gates) as llm:
+        results: list[Any] = []
+        other = threading.Thread(target=lambda: results.extend(llm.generate(["a"], SLOW)))
+        other.start()
+        assert gates.engine.begun.acquire(timeout=60)
+        assert llm.generate(["b"], FREE)[0].ok
+        gates.engine.gate.set()
+        other.join(60)
+        assert [output.text for output in results] == ["slow"]
+
+
+def test_fault_of_the_engine_ends_requests_that_wait(gates):
+    class Broken:
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(name)
+
+    with gated_llm(gates) as llm:
+        engine = llm.built.engine
+        run = llm.run(iter(prompts_in("a", SLOW)))
+        run._feed()
+        from deepinfer_core.errors import EngineError
+
+        engine._break(EngineError("broken"))
+        (request,) = list(run)
+        assert (request.finish_reason, request.error.what) == ("engine", "broken")
+
+
+# --- the service alone ------------------------------------------------------------------------------------------------
+
+
+def service_of(engine: Any, *, workers: int = 1, cache_bytes: int = 1 << 20, timeout_s: float = 20) -> CompileService:
+    return CompileService(lambda: engine, workers=workers, timeout_s=timeout_s, cache=GrammarCache(cache_bytes))
+
+
+def regex(text: str) -> StructuredOutput:
+    return StructuredOutput("regex", text)
+
+
+def finish(service: CompileService, *jobs: Any) -> None:
+    for _ in range(1000):
+        service.look()
+        if all(job.is_done for job in jobs):
+            return
+        service.wait(60)
+    raise AssertionError("jobs do not end")
+
+
+def test_service_starts_no_more_threads_than_workers_and_none_without_work():
+    engine = Gates().engine
+    service = service_of(engine, workers=2)
+    assert service._threads == []
+    jobs = [service.ask(regex(f"slow{i}")) for i in range(5)]
+    assert len(service._threads) <= 2
+    engine.gate.set()
+    finish(service, *jobs)
+    service.close()
+    service.close()
+    for thread in service._threads:
+        thread.join(60)
+        assert not thread.is_alive()
+        assert thread.daemon
+
+
+def test_service_starts_no_job_that_nobody_waits_for():
+    engine = Gates().engine
+    service = service_of(engine)
+    slow, left = service.ask(regex("slow")), service.ask(regex("left"))
+    service.leave(left)
+    last = service.ask(regex("last"))
+    engine.gate.set()
+    finish(service, slow, last)
+    assert engine.compiled == ["slow", "last"]
+    service.close()
+
+
+def test_service_without_capacity_refuses(monkeypatch):
+    clock = FakeClock()
+    monkeypatch.setattr(compiling, "now", clock)
+    engine = Gates().engine
+    service = service_of(engine)
+    slow, queued = service.ask(regex("slow")), service.ask(regex("queued"))
+    assert engine.begun.acquire(timeout=60)
+    assert not service.is_hopeless(queued)
+    clock.time_s += 20
+    assert service.is_hopeless(queued)
+    assert not service.is_hopeless(slow)
+    with pytest.raises(NoCapacity):
+        service.ask(regex("new"))
+    engine.gate.set()
+    finish(service, slow, queued)
+    assert service.counts().stuck == 0
+    service.close()
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("no"), SystemExit(3), MemoryError(), KeyboardInterrupt()])
+def test_whatever_a_compile_raises_is_the_jobs_and_the_worker_goes_on(failure):
+    class Raises(TinyEngine):
+        def compile(self, so_args: Any) -> Any:
+            if so_args["schema"] == "bad":
+                raise failure
+            return super().compile(so_args)
+
+    service = service_of(Raises(byte_tokenizer(), 300))
+    bad, good = service.ask(regex("bad")), service.ask(regex("good"))
+    finish(service, bad, good)
+    assert bad.error is failure
+    assert good.grammar is not None
+    assert (service.counts().compiled, service.counts().failed) == (1, 1)
+    service.close()
+
+
+def test_cache_gives_up_what_was_used_least_recently():
+    class Sized:
+        def __init__(self, nbytes: int) -> None:
+            self.nbytes = nbytes
+
+        def matcher(self) -> None:
+            return None
+
+    cache = GrammarCache(max_bytes=10_000, max_entries=3)
+    a, b, c = (("regex", name) for name in "abc")
+    for key in (a, b):
+        cache.put(key, Sized(3000))
+    assert cache.get(a) is not None
+    cache.put(c, Sized(3000))
+    assert (cache.get(b), len(cache)) == (None, 2)
+    cache.put(("regex", "huge"), Sized(20_000))
+    assert len(cache) == 2
+    for name in "defg":
+        cache.put(("regex", name), Sized(0))
+    assert len(cache) == 3
+    cache.put(("regex", "g"), Sized(10))
+    assert cache.nbytes <= 10_000
+    nothing = GrammarCache(0)
+    nothing.put(a, Sized(0))
+    assert len(nothing) == 0
+
+
+def test_closed_llm_leaves_no_thread_and_no_engine_behind():
+    before = threading.active_count()
+    llm = toy_llm(parts={"grammar": TinyEngine})
+    llm.generate(["a"], SamplingParams(regex="ab"))
+    llm.close()
+    del llm
+    gc.collect()
+    assert threading.active_count() == before
+
+
+def test_environment_names_of_the_original_set_the_limits():
+    from deepinfer_core.config import EngineConfig
+
+    config = EngineConfig.resolve(
+        environ={
+            "DEEPINFER_SO_BUILDER_CPUS": "3",
+            "DEEPINFER_XGRAMMAR_TIMEOUT": "7",
+            "DEEPINFER_XGRAMMAR_CACHE_LIMIT_BYTES": "5MiB",
+        }
+    )
+    assert (config.so_builder_cpus, config.so_timeout_s, config.so_cache_bytes) == (3, 7, 5 << 20)
+
+
+def test_threads_are_no_more_than_processors(monkeypatch):
+    monkeypatch.setattr(manager, "usable_cpus", lambda: 1)
+    with grammar_llm(so_builder_cpus=8) as llm:
+        assert llm.built.engine._grammars.waiting.require_engine().workers == 1
+        assert json.loads(json.dumps(llm.times.as_record()))["grammar"] == 0
+        assert EOS == 256
