@@ -106,6 +106,8 @@ def test_requests_for_one_grammar_share_its_compile(gates):
 def test_timeout_counts_from_submission_and_ends_only_its_request(gates, clock, cpus):
     with gated_llm(gates, workers=2, so_timeout_s=20) as llm, llm.stream(["a", "b"], [SLOW, FREE]) as stream:
         outputs: dict[int, Any] = {}
+        stream._run._feed()
+        assert gates.engine.begun.acquire(timeout=60)
         for chunk in stream:
             if chunk.output is not None:
                 outputs[chunk.index] = chunk.output

@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, Self
@@ -79,6 +80,7 @@ class Engine:
         self._drafts = DraftCounter(core.config.num_draft)
         self._live: dict[int, Request] = {}
         self._grammars = grammars
+        self._mask = partial(grammars.running.mask, fail=self._end_in_grammar)
         self._emitter = Emitter(
             self._live,
             tokenizer,
@@ -108,9 +110,6 @@ class Engine:
         with self._lock:
             self._require_usable()
             self._admission.submit(request)
-
-    def _mask(self, record: StepRecord, rows: Any) -> Any:
-        return self._grammars.running.mask(record, rows, self._end_in_grammar)
 
     def _end_in_grammar(self, request: Request, failure: Failure) -> None:
         """While its row is in flight: what comes of that is dropped."""
