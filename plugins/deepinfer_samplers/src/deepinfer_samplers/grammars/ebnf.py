@@ -18,13 +18,24 @@ _TOKEN = re.compile(
     r'|(?P<text>"(?:[^"\\\n]|\\.)*")|(?P<set>\[(?:[^\]\\\n]|\\.)*\])|(?P<open>\()|(?P<close>\))|(?P<or>\|)'
     r"|(?P<none>[*?])|(?P<plus>\+)|\{(?P<least>\d*)(?:,\d*)?\}"
 )
+_HALF = re.compile(r"\\(?:(?P<half>(?:u|U0000)[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL)
 Rules = dict[str, list[list[str]]]
 
 
 def check(text: str) -> None:
-    """Refuse a grammar that is too large or too deep, or a rule that no text can complete."""
+    """Refuse what is too large, too deep or no character, and rules that no text can complete.
+
+    Raises InvalidParameter.
+    """
     if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         raise InvalidParameter(f"the grammar has more than {MAX_BYTES:,} bytes", remedy="write a smaller one")
+    for escape in _HALF.finditer(text):
+        if escape["half"]:
+            raise InvalidParameter(
+                f"the grammar has {escape[0]}, half of a surrogate pair, at position {escape.start()}",
+                reason="it is no character, and no UTF-8 text holds it",
+                remedy="write the character itself, or its code point as \\UXXXXXXXX",
+            )
     rules = _rules(text)
     if rules is None:
         return
