@@ -100,6 +100,7 @@ def types(session: nox.Session) -> None:
 def contracts(session: nox.Session) -> None:
     """Generated files are what the schemas and the code say."""
     session.install(*built(session, *TORCHLESS), "click==8.5.1")  # commands.md holds help as this version wraps it
+    session.install("--no-deps", *built(session, "./plugins/deepinfer_samplers"))  # tables of structured-output.md
     session.run("python", "contracts/generate.py", "--check")
     session.run("python", "docs/generate_reference.py", "--check")
 

@@ -1,4 +1,4 @@
-"""Writes the reference pages that follow from the code: error codes, settings and commands.
+"""Writes the reference pages that follow from the code: error codes, settings, commands, structured output.
 
 ``python docs/generate_reference.py`` writes them; with ``--check`` it writes nothing and exits 1 if a page is out of
 date. The contracts' pages have their own generator, ``contracts/generate.py``.
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+from structured_output_page import structured_output_page
 
 from deepinfer_core import errors
 from deepinfer_core.cli.root import option_arity, root
@@ -141,7 +142,12 @@ def _cell(text: str) -> str:
     return text.replace("``", "`").replace("|", "\\|")
 
 
-PAGES = {"errors.md": errors_page, "settings.md": settings_page, "commands.md": commands_page}
+PAGES = {
+    "errors.md": errors_page,
+    "settings.md": settings_page,
+    "commands.md": commands_page,
+    "structured-output.md": lambda: structured_output_page(NOTICE),
+}
 
 
 def main(arguments: list[str]) -> int:
