@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import torch
 
 from deepinfer_samplers import shortcuts
+
+_ADDED: Final = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") == 1,
+    np.float32(0),
+    np.float32(-np.inf),
+)
+"""Octet of a mask -> what is added to its eight logits. A sum costs an eighth of a selection on a CPU."""
 
 
 def forbid(
@@ -21,10 +30,9 @@ def forbid(
     width = logits.shape[1]
     if shortcuts.on_host(logits):
         octets = shortcuts.as_numpy(words.contiguous()).view(np.uint8)
-        allowed = np.unpackbits(octets, axis=-1, count=width, bitorder="little").view(np.bool_)
         values = shortcuts.as_numpy(logits)
-        for place, row in zip(at.tolist(), allowed, strict=True):
-            np.copyto(values[place], -np.inf, where=~row)
+        for place, row in zip(at.tolist(), octets, strict=True):
+            values[place] += np.take(_ADDED, row, axis=0).reshape(-1)[:width]
         return logits
     bits = torch.arange(32, dtype=torch.int32, device=words.device)
     allowed_bits = (words.unsqueeze(-1) >> bits & 1).flatten(1)[:, :width].bool()

@@ -81,8 +81,8 @@ def process(logits: torch.Tensor, peaks: torch.Tensor, filters: Filters) -> Dist
     relative = scaled.exp()
     dropped = None
     if filters.min_p is not None:
-        dropped = relative < filters.min_p.unsqueeze(1)
-        relative.masked_fill_(dropped, 0.0)
+        dropped = shortcuts.below(relative, filters.min_p.unsqueeze(1))
+        shortcuts.zero(relative, dropped)
     masses = mass(relative)
     total = masses.sum(-1)
     if filters.ordered is not None:
@@ -92,7 +92,7 @@ def process(logits: torch.Tensor, peaks: torch.Tensor, filters: Filters) -> Dist
         else:
             outside = torch.zeros_like(logits, dtype=torch.bool)
             outside[rows], total[rows] = cut(logits[rows], peaks[rows], total[rows], filters.select(rows))
-        relative.masked_fill_(outside, 0.0)
+        shortcuts.zero(relative, outside)
         dropped = outside if dropped is None else dropped | outside
     share = total.to(torch.float32) / MASS_ONE
     relative /= share.unsqueeze(1)

@@ -39,7 +39,7 @@ def beyond(logits: torch.Tensor, ordered: torch.Tensor, count: torch.Tensor) -> 
     """
     at = count.unsqueeze(1)
     last = ordered.gather(1, at - 1)
-    outside = logits < last
+    outside = shortcuts.below(logits, last)
     following = ordered.gather(1, at.clamp(max=ordered.shape[-1] - 1))
     crowded = (following == last).squeeze(1) & (count < logits.shape[-1])
     if shortcuts.is_clear(crowded):
