@@ -24,6 +24,7 @@ from deepinfer_core.pipeline.lengths import CORRECT_LENGTHS, DECODE_METADATA, VE
 from deepinfer_core.pipeline.machinery import FEED_TOKENS
 from deepinfer_core.plugins.failure import blame, exception_text
 from deepinfer_core.prefix import check_prefix_cache, fingerprint
+from deepinfer_core.request_parts import PartsMaker
 from deepinfer_core.speculation import check_sampler, draft_length, reserve
 from deepinfer_core.structured.manager import GrammarManager
 from deepinfer_core.tokenizer import Tokenizer
@@ -105,6 +106,10 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
             owners=owners,
             sync_guard=config.sync_guard,
             with_sum_smaller=config.sum_smaller,
+            parts_maker=PartsMaker(
+                lambda name, given: parts.make_row_sampler(name, given, sampled_vocab),
+                lambda name, given: parts.make_logits_filter(name, given, sampled_vocab),
+            ),
         )
         core = make_core(**{**settings, **changes})
         grammars = GrammarManager.of(parts, tokenizer, core.config, sampled_vocab)

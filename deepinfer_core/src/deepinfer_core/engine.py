@@ -25,6 +25,7 @@ from deepinfer_core.draft_report import DraftCounter, DraftReport
 from deepinfer_core.emission import Emitter
 from deepinfer_core.errors import ConfigError, DeepInferError, EngineError
 from deepinfer_core.interfaces import StepObserver
+from deepinfer_core.named_requests import NamedRequests, explained
 from deepinfer_core.pipeline import CurveFeedback, Machinery, PhaseTimes, StepFault, StepRecord
 from deepinfer_core.pipeline.collect import collect, nothing, refused, settle
 from deepinfer_core.pipeline.faults import internal_fault
@@ -91,6 +92,7 @@ class Engine:
             with_sum_smaller=parts.with_sum_smaller,
         )
         self._admission = Admission(core, self._live, self._emitter.end, grammars)
+        self._named = NamedRequests(parts.parts_maker)
         self._lock = threading.RLock()
         self._empty_steps = 0
         self._broken: DeepInferError | None = None
@@ -101,6 +103,8 @@ class Engine:
         """Raise a DeepInferError for parameters that the sampler of this engine cannot honour."""
         if self._parts is not None:  # else it is closed, and submitting says so
             check_params(self._parts, params)
+            with self._lock:
+                self._named.make(params)
 
     def submit(self, request: Request) -> None:
         """Queue a checked request; its other samples follow when its prompt is computed.
@@ -109,6 +113,7 @@ class Engine:
         """
         with self._lock:
             self._require_usable()
+            self._named.add(request)
             self._admission.submit(request)
 
     def _end_in_grammar(self, request: Request, failure: Failure) -> None:
@@ -269,6 +274,7 @@ class Engine:
             record.scores_prompts = any(r.params.prompt_logprobs for r in map(self._live.get, record.uids) if r)
             if self._has_prefix_cache:
                 self._note_hits(record)
+        record.named = self._named.of_step(record, self._live)
         parts.times.overlapped_steps += previous is not None
         try:
             _launch(forward, parts, self.core, record, previous)
@@ -315,7 +321,7 @@ class Engine:
         self._grammars.running.committed(record, sampled.draft_ids)
         t1 = perf_counter_ns()
         self._admission.prompts_done(record.ended_prompts)
-        self._emitter.emit(events, {record.uids[row]: status for row, status in bad.items()})
+        self._emitter.emit(events, {record.uids[row]: explained(record, row, why) for row, why in bad.items()})
         self._admission.settle()
         t2 = perf_counter_ns()
         times.commit += t1 - t0

@@ -6,31 +6,19 @@ its request gets no token: the sampler marks the row, and the engine ends the re
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define
 
 from deepinfer_core.errors import DeepInferError, RequestFailed
 from deepinfer_core.interfaces import Draw, LogitsFilter, RowSampler
+from deepinfer_core.named_parts import NamedPart
 from deepinfer_core.plugins.failure import blame, exception_text
 
 MAX_MADE = 256
 """Parts that are kept for further requests. Their parameters come from requests, so there may be any number."""
-
-
-@frozen
-class NamedPart:
-    """A plugin that a request names, with the parameters that it gives."""
-
-    name: str
-    params: Mapping[str, Any] = field(factory=dict, hash=False)
-
-    def key(self, kind: str) -> str:
-        """The same for equal names and parameters of one kind."""
-        return json.dumps([kind, self.name, self.params], sort_keys=True)
 
 
 @define(eq=False)

@@ -16,6 +16,7 @@ from deepinfer_core.errors import CapacityError, DeepInferError, RequestFailed
 from deepinfer_core.finish_detail import FinishDetail
 from deepinfer_core.outputs import Completion, RequestOutput, StreamChunk
 from deepinfer_core.records import RowStatus
+from deepinfer_core.request_parts import RequestParts
 from deepinfer_core.sampled import BadRow
 from deepinfer_core.sampling_params import SamplingParams
 from deepinfer_core.token_logprobs import TokenLogprob
@@ -68,6 +69,8 @@ class Request:
     prompt_logprobs: tuple[float | None, ...] | None = None
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    named: RequestParts | None = None
+    """The row sampler and logits filters of ``params``; None: it names none."""
     finish_reason: str = ""
     finish_detail: FinishDetail = FinishDetail.NONE
     error: DeepInferError | None = None
@@ -212,6 +215,13 @@ def too_long(request: Request, *, block_size: int, usable_blocks: int, prompt_li
 
 def failed_row(request: Request, row: BadRow) -> RequestFailed:
     """The error for a row that the sampler could not sample, or for which it gave no token of the vocabulary."""
+    if row.error is not None:
+        return RequestFailed(
+            f"request {request.request_id}: {row.error.what} (token {len(request.token_ids) + 1})",
+            reason=row.error.reason or "only this request ends; the others go on",
+            remedy=row.error.remedy,
+            details={**row.error.details, "output_index": len(request.token_ids) + 1},
+        )
     who = f"sampler.sample{f' of {row.owner}' if row.owner else ''}"
     remedy = f"report it to the authors of {row.owner or 'the sampler'}, or choose another --sampler"
     if row.status == RowStatus.NAN_LOGITS:

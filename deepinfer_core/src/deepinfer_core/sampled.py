@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from attrs import evolve, fields, frozen
 
-from deepinfer_core.errors import HookReturnError
+from deepinfer_core.errors import DeepInferError, HookReturnError
 from deepinfer_core.records import RowStatus, SamplerOutput
 
 SAMPLE = "sampler.sample"
@@ -35,6 +35,8 @@ class BadRow:
     vocab_size: int = 0
     owner: str = ""
     """The sampler to blame: ``first (acme-sampler 0.1)``."""
+    error: DeepInferError | None = None
+    """What is to be told of it, where that is known."""
 
 
 NO_ROWS: Mapping[int, BadRow] = {}

@@ -13,9 +13,10 @@ from typing import Self
 
 from attrs import evolve, field, fields, frozen
 
-from deepinfer_core import logit_params
+from deepinfer_core import logit_params, named_parts
 from deepinfer_core.errors import InvalidParameter
 from deepinfer_core.logit_params import LogprobsMode
+from deepinfer_core.named_parts import NamedPart
 from deepinfer_core.parameter_values import INT32_MAX, as_float, as_int, as_switch, refuse
 from deepinfer_core.structured import forms
 from deepinfer_core.structured.forms import StructuredOutput
@@ -154,6 +155,10 @@ class SamplingParams:
     :param response_format: The same as chat interfaces say it: ``{"type": "json_schema", "json_schema": {...}}``;
         ``text`` is no constraint.
 
+    :param sampler: A row sampler plugin that chooses the tokens in place of ``top_p``, ``top_k`` and ``min_p``: its
+        name, or ``{"name": ..., "params": {...}}``.
+    :param logits_filters: Plugins that change the logits before a token is chosen, in this order; each as ``sampler``.
+
     Of the six for structured output at most one is given. Raises ``InvalidParameter`` for a value outside its range.
     """
 
@@ -187,13 +192,27 @@ class SamplingParams:
     logprobs_mode: LogprobsMode = field(default="processed", converter=logit_params.logprobs_mode)
     forced_token_ids: tuple[int, ...] = field(default=(), converter=logit_params.forced_token_ids)
 
+    sampler: NamedPart | None = field(default=None, converter=named_parts.sampler)
+    logits_filters: tuple[NamedPart, ...] = field(default=(), converter=named_parts.logits_filters)
+
     def __attrs_post_init__(self) -> None:
+        if self.sampler is not None:
+            self._check_row_sampler(self.sampler.name)
         if self.logprobs is False and self.top_logprobs:
             raise refuse("top_logprobs", self.top_logprobs, "0 where logprobs is false")
         if self.min_tokens > self.max_tokens:
             raise refuse("min_tokens", self.min_tokens, f"an integer >= 0 and <= max_tokens ({self.max_tokens})")
         if self.structured is not None and self.ignore_eos:
             raise refuse("ignore_eos", True, "false with structured output, whose end is an end token")
+
+    def _check_row_sampler(self, name: str) -> None:
+        """Filters that the row sampler takes the place of would be ignored without a word."""
+        if self.is_greedy:
+            raise refuse("temperature", self.temperature, f"at least {GREEDY_BELOW} with sampler {name!r}")
+        for field_name, off in (("top_p", 1.0), ("top_k", -1), ("min_p", 0.0)):
+            value = getattr(self, field_name)
+            if value != off:
+                raise refuse(field_name, value, f"{off} with sampler {name!r}, which takes its place")
 
     @property
     def structured(self) -> StructuredOutput | None:

@@ -19,6 +19,13 @@ def check_params(parts: Machinery, params: SamplingParams) -> None:
             remedy="leave it out, or choose another --sampler",
             details={"field": "prompt_logprobs"},
         )
+    named = "sampler" if params.sampler is not None else "logits_filters" if params.logits_filters else ""
+    if named and not hasattr(sampler, "sample_with"):
+        raise NotSupported(
+            f"{named}: the sampler of this engine calls no row samplers and no logits filters",
+            remedy="leave it out, or choose another --sampler",
+            details={"field": named},
+        )
     check = getattr(sampler, "check_params", None)
     if check is None:
         return

@@ -12,6 +12,7 @@ from deepinfer_core.interfaces import Backend, Caches, Model, Sampler
 from deepinfer_core.pipeline.faults import Boundary, Owners
 from deepinfer_core.pipeline.times import PhaseTimes
 from deepinfer_core.records import InputMetadata
+from deepinfer_core.request_parts import PartsMaker
 from deepinfer_core.sampled import wrong_step_return
 
 FEED_TOKENS = "meta.feed_tokens"
@@ -39,6 +40,8 @@ class Machinery:
     """The compression table of the n-grams, on the device."""
     drafts: bool = False
     """The model proposes drafts and the sampler draws them; a sampler may also come with drafts of its own."""
+    parts_maker: PartsMaker | None = None
+    """Makes the row samplers and logits filters that requests name."""
     with_sum_smaller: bool = False
     """The sampler was asked for the audit statistic of the tokens that it chooses."""
 
@@ -54,6 +57,7 @@ class Machinery:
         owners: Owners | None = None,
         sync_guard: bool = False,
         with_sum_smaller: bool = False,
+        parts_maker: PartsMaker | None = None,
     ) -> Self:
         """Look up what a backend may leave out. ``sync_guard``: wants ``backend.no_sync``."""
         return cls(
@@ -68,6 +72,7 @@ class Machinery:
             getattr(backend, "record_event", None),
             getattr(backend, "wait", None),
             with_sum_smaller=with_sum_smaller,
+            parts_maker=parts_maker,
         )
 
     def join(self, config: Any) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from attrs import define, field
 
 from deepinfer_core.pipeline.faults import StepFault
 from deepinfer_core.records import SchedulerOutputs, StepKind
+from deepinfer_core.request_parts import NO_PARTS, RequestParts
 
 
 @define(eq=False)
@@ -30,6 +32,8 @@ class StepRecord:
     """``InputMetadata`` on the device (B)."""
     seqlens_q: Any = None
     """Rows of each request on the device (B), where it shared them out itself; the core learns them in C."""
+    named: Mapping[int, RequestParts] = NO_PARTS
+    """Place of a request in the step -> the row sampler and logits filters that it names."""
     hidden: Any = None
     """Rows of the model (B), until C has used them."""
     sampled: Any = None

@@ -64,7 +64,12 @@ def sample(parts: Machinery, core: Any, record: StepRecord, mask: Mask) -> None:
             at.expect_rows("model.logits", logits, expected)
         t2 = perf_counter_ns()
         with at.call(SAMPLE):
-            record.sampled = sampled = parts.sampler.sample(logits, rows if is_host else wanted)
+            given = rows if is_host else wanted
+            if record.named:
+                sampled = parts.sampler.sample_with(logits, given, record.named)  # type: ignore[attr-defined]  # checked
+            else:
+                sampled = parts.sampler.sample(logits, given)
+            record.sampled = sampled
             check_result(sampled, record.num_reqs, owner=at.owners.sampler)
             onward = None
             if parts.drafts or (core.config.depth > 1 and not record.is_prefill):
