@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from attrs import define
-from dense_reference import NEG, DenseReference, qdq_q8
+from dense_reference import NEG, DenseReference, Replay, qdq_q8
 from torch import Tensor
 
 
@@ -33,10 +33,11 @@ class DraftReference(DenseReference):
         return super().mix(X, prefix)
 
     @torch.no_grad()
-    def propose(self, ids: Sequence[int], token: int) -> Block:
+    def propose(self, ids: Sequence[int], token: int, replay: Replay | None = None) -> Block:
+        """``replay``: the ids begin with a prefix hit. The window of a draft never reaches before its start."""
         c = self.c
         n, stages, C = c["dspark_block_size"], c["num_nextn_predict_layers"], c["hc_mult"]
-        self.run(ids)
+        self.run(ids, replay=replay)
         taps = torch.cat([self.taps[layer] for layer in c["dspark_target_layer_ids"]], 1)
         main = self.norm(self.linear(taps, "mtp.0.main_proj"), "mtp.0.main_norm")
         X = self.w["embed.weight"][[token] + [c["dspark_noise_token_id"]] * (n - 1)][:, None].repeat(1, C, 1)

@@ -52,15 +52,16 @@ def test_drafts_and_confidences_are_golden(variant: str, prompt: str) -> None:
     torch.testing.assert_close(got.confidences[0, :count], expected, atol=near, rtol=0)
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 33])
-@pytest.mark.parametrize("prompt", ["len3", "len33", "len65"])
+@pytest.mark.parametrize(
+    ("prompt", "chunk"), [("len3", 1), ("len33", 7), ("len65", 33), pytest.param("len65", 1, marks=pytest.mark.slow)]
+)
 def test_chunks_of_a_prompt_leave_the_same_drafts(prompt: str, chunk: int) -> None:
     got, want = proposal("plain", prompt, chunk), proposal("plain", prompt)
     assert torch.equal(got.tokens, want.tokens)
     torch.testing.assert_close(got.confidences, want.confidences, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("variant", FP32)
+@pytest.mark.parametrize("variant", ["plain", pytest.param("kvq", marks=pytest.mark.slow)])
 def test_greedy_speculation_is_golden(variant: str) -> None:
     """Tokens up to the first close step; tokens a step of all texts together within 0.05 of the stored figure."""
     texts, count = manifest()["texts"], 64
