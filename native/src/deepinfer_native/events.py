@@ -44,7 +44,7 @@ class Arena:
         # A field lies at the same place in every batch: one array for each, to the end of the memory.
         self.whole: dict[str, Array] = {}
         # Columns that the newest batch keeps, each referred to from here and from that batch.
-        self.shown: list[Array] = []
+        self.shown: dict[str, Array] = {}
 
     def array(self, name: str, view: Any) -> Array:
         """The field as the batch ``view`` belongs to has it."""
@@ -65,7 +65,7 @@ class Arena:
         elsewhere. The references counted besides: this object's own, and the call's argument."""
         shown = self.shown
         return getrefcount(self.memory) > 2 + len(self.whole) + len(shown) or (
-            sum(map(getrefcount, shown)) > COLUMN_REFERENCES * len(shown)
+            sum(map(getrefcount, shown.values())) > COLUMN_REFERENCES * len(shown)
         )
 
 
@@ -157,7 +157,7 @@ class EventView:
             column = np.empty(0, PER_EVENT[name]) if arena is None else arena.whole[name][: self.count]
             setattr(self, name, column)
             if arena is not None:
-                arena.shown.append(column)
+                arena.shown[name] = column
             return column
         if self._struct is None or arena is None:
             return None
@@ -167,24 +167,26 @@ class EventView:
         return copied(view) if name in COPIED else arena.array(name, view)
 
     def _begin(self, count: int, step_id: int, struct: Any) -> None:
-        """Become the arena's next batch. Columns of as many events are where they were."""
-        if count != self.count or self._stale:
-            self._forget()
+        """Become the arena's next batch. Columns of as many events are where they were, and who read some of the batch
+        before reads the same ones of this."""
+        if count != self.count:
             self.count = count
-            self._stale = ""
-            self._released = False
+            if self._arena is not None:
+                whole, shown = self._arena.whole, self._arena.shown
+                for name in shown:
+                    shown[name] = column = whole[name][:count]
+                    setattr(self, name, column)
+        self._stale = ""
+        self._released = False
         self.step_id = step_id
         self._struct = struct
 
     def _forget(self) -> None:
         """Drop the columns."""
         if self._arena is not None:
-            self._arena.shown.clear()
-        for name in PER_EVENT:
-            try:
+            for name in self._arena.shown:
                 delattr(self, name)
-            except AttributeError:
-                continue  # it was not asked for
+            self._arena.shown.clear()
 
     def _recycle(self, step_id: int) -> None:
         """The arena goes to a later batch while somebody has this one."""
