@@ -21,7 +21,8 @@ CLASSES = {
     "w": frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_"),
     "s": frozenset(b" \t\n\r"),
 }
-JSON_OBJECT = r'\{("[a-z]+": ?-?\d+(, ?"[a-z]+": ?-?\d+)*)?\}'
+_MEMBER = r'"[a-z]+": ?(0|-?[1-9]\d*)'
+JSON_OBJECT = rf"\{{({_MEMBER}(, ?{_MEMBER})*)?\}}"
 
 
 class Regex:
