@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from engine_toys import EOS, TOKENS, VOCAB, WINDOW, byte_tokenizer, logits_of, row_hidden, toy_llm
+import pytest
+from drafting_toys import DRAFT_RING, DraftingBackend, DraftingSampler, Pattern, draft_hints
+from engine_toys import BLOCK, EOS, TOKENS, VOCAB, WINDOW, ToyModel, byte_tokenizer, logits_of, row_hidden, toy_llm
 from tiny_grammar import TinyEngine
 
 from deepinfer_core.llm import LLM
+from deepinfer_core.types import CacheLayer, CacheSpec
 
 WORDS = -(-VOCAB // 32)
 
@@ -19,6 +22,28 @@ def grammar_llm(
     make: Callable[..., Any] = TinyEngine, *, parts: Mapping[str, Any] | None = None, **settings: Any
 ) -> LLM:
     return toy_llm(parts={"grammar": make, **(parts or {})}, **settings)
+
+
+def drafting_llm(
+    num_draft: int,
+    pattern: Pattern,
+    texts: Sequence[Sequence[int]],
+    make: Callable[..., Any] = TinyEngine,
+    **settings: Any,
+) -> LLM:
+    """``texts[i]``: prompt and answer of the request with seed ``i + 1``, from which its drafts are taken."""
+    pytest.importorskip("torch", reason="the ops of two steps in flight are plain torch")
+    parts: dict[str, Any] = {
+        "backend": DraftingBackend(),
+        "model": ToyModel(DRAFT_RING),
+        "hints": draft_hints(num_draft),
+        "sampler": DraftingSampler(num_draft, {i + 1: text for i, text in enumerate(texts)}, pattern, device=False),
+        "cache_specs": (
+            CacheSpec("main", "main", [CacheLayer(0, BLOCK, "i64", 1)]),
+            CacheSpec("swa", "swa", [CacheLayer(0, DRAFT_RING, "i64", 1)]),
+        ),
+    }
+    return grammar_llm(make, parts=parts, **settings)
 
 
 def allowed_by(matcher: Any) -> Any:

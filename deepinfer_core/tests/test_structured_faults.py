@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_toys import EOS, Faulty, ToySampler, byte_tokenizer, check_idle, prompts_of, solo_tokens
-from grammar_toys import FaultyEngine, grammar_llm, solo_in_grammar
+from grammar_toys import FaultyEngine, drafting_llm, grammar_llm, solo_in_grammar
 from tiny_grammar import TinyEngine
 
 from deepinfer_core.errors import HookReturnError
@@ -171,6 +171,33 @@ def test_token_that_is_excluded_elsewhere_makes_a_dead_end_of_its_grammar():
         check_idle(llm)
     assert (bad.finish_reason, bad.finish_detail, bad.text) == ("grammar", "so_dead_end", "a")
     assert good.text == "ac"
+
+
+@pytest.mark.parametrize(
+    ("fault", "op"),
+    [
+        (raising("rollback", 2), "matcher.rollback"),
+        (raising("accept", 9), "matcher.accept"),
+        (raising("fill", 11), "matcher.fill"),
+        (returning("accept", 9, "no"), "matcher.accept"),
+    ],
+)
+def test_matcher_that_fails_among_drafts_ends_its_request_only(fault, op):
+    prompts = prompts_of(3, 8, seed=21)
+    schemas = [GOOD, BAD, GOOD]
+    answers = [solo_in_grammar(prompt, 22, "regex", text) for prompt, text in zip(prompts, schemas, strict=True)]
+    texts = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+    params = [SamplingParams(temperature=0, max_tokens=22, regex=text, seed=i + 1) for i, text in enumerate(schemas)]
+    made = drafting_llm(
+        3, lambda seed, position, j: (position + j) % 4 != 0, texts, lambda t, v: FaultyEngine(t, v, BAD, fault)
+    )
+    with made as llm:
+        outputs = llm.generate(prompts, params)
+        check_idle(llm)
+    bad = outputs[1]
+    assert (bad.finish_reason, bad.finish_detail, bad.error.details["op"]) == ("grammar", "so_runtime_error", op)
+    assert list(bad.token_ids) == answers[1][: len(bad.token_ids)]
+    assert [list(output.token_ids) for output in outputs[::2]] == answers[::2]
 
 
 def test_long_answer_keeps_only_its_last_tokens_in_the_failure():

@@ -11,9 +11,8 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from drafting_toys import DRAFT_RING, DraftingBackend, DraftingSampler, Pattern, draft_hints
+from drafting_toys import DraftingSampler, Pattern
 from engine_toys import (
-    BLOCK,
     EOS,
     TOKENS,
     TOY_HINTS,
@@ -27,13 +26,13 @@ from engine_toys import (
     small_pool,
     solo_tokens,
 )
-from grammar_toys import grammar_llm, matcher_of, solo_in_grammar
+from grammar_toys import drafting_llm, grammar_llm, matcher_of, solo_in_grammar
 from tiny_grammar import bits
 
+from deepinfer_contracts import Level
 from deepinfer_core.errors import NotSupported
 from deepinfer_core.llm import LLM
 from deepinfer_core.sampling_params import SamplingParams
-from deepinfer_core.types import CacheLayer, CacheSpec
 
 pytestmark = pytest.mark.usefixtures("overlap")
 
@@ -161,22 +160,6 @@ PATTERNS: dict[str, Pattern] = {
     "in rotation": lambda seed, position, j: j < (seed + position) % 6,
     "right after wrong": lambda seed, position, j: (seed * 7 + position * 5 + j) % 3 != 0,
 }
-
-
-def drafting_llm(num_draft: int, pattern: Pattern, texts: list[list[int]], **settings: Any) -> LLM:
-    """``texts[i]``: prompt and answer of the request with seed ``i + 1``, from which its drafts are taken."""
-    pytest.importorskip("torch", reason="the ops of two steps in flight are plain torch")
-    parts: dict[str, Any] = {
-        "backend": DraftingBackend(),
-        "model": ToyModel(DRAFT_RING),
-        "hints": draft_hints(num_draft),
-        "sampler": DraftingSampler(num_draft, {i + 1: text for i, text in enumerate(texts)}, pattern, device=False),
-        "cache_specs": (
-            CacheSpec("main", "main", [CacheLayer(0, BLOCK, "i64", 1)]),
-            CacheSpec("swa", "swa", [CacheLayer(0, DRAFT_RING, "i64", 1)]),
-        ),
-    }
-    return grammar_llm(parts=parts, **settings)
 
 
 @pytest.mark.parametrize("pattern", list(PATTERNS))
@@ -411,6 +394,35 @@ def test_report_counts_masks_and_time():
     assert report.fill_ns > 0
     assert times.grammar >= report.fill_ns
     assert str(report).startswith("grammars: 1 compiled, 1 cached, 0 failed; ")
+
+
+@pytest.mark.parametrize("num_draft", [0, 3])
+def test_masks_keep_the_contract_and_leave_the_record_of_the_core_alone(num_draft, monkeypatch):
+    prompts = prompts_of(4, 7, seed=14)
+    texts = [prompt + whole("long", prompt) for prompt in prompts]
+    params = [params_in("long", seed=i + 1) for i in range(3)] + [SamplingParams(temperature=0, max_tokens=30, seed=4)]
+    sampler = DraftingSampler if num_draft else ToySampler
+    original, seen = sampler.sample, []
+
+    def sample(self: Any, logits: Any, inputs: Any) -> Any:
+        inputs.validate(llm.built.engine.core.limits, Level.FULL)
+        seen.append([None if rows is None else rows.tolist() for rows in inputs.grammar_rows or ()])
+        return original(self, logits, inputs)
+
+    monkeypatch.setattr(sampler, "sample", sample)
+    made = drafting_llm(num_draft, PATTERNS["in rotation"], texts) if num_draft else grammar_llm()
+    with made as llm:
+        core = llm.built.engine.core
+        pack = core.pack_sampler
+        records = []
+        monkeypatch.setattr(core, "pack_sampler", lambda step_id: records.append(pack(step_id)) or records[-1])
+        outputs = llm.generate(prompts, params)
+    assert all(output.error is None for output in outputs)
+    assert all(record.grammar_mask is None and record.grammar_rows is None for record in records)
+    assert {len(rows) for rows in seen} <= {0, num_draft + 1}
+    assert any(rows and rows[0] and 3 not in rows[0] for rows in seen)  # the free request has no mask
+    if num_draft:
+        assert any(rows[-1] for rows in seen if rows)  # all drafts of a request were in its grammar
 
 
 def test_toy_head_is_wider_than_its_vocabulary():
