@@ -261,10 +261,10 @@ OPS: Mapping[str, Op] = {
         signature='(logprobs, seeds, positions, *, case=0)',
         tolerance='B',
         doc='canonical integer draw'),
-    'sample.verify': Op(id='sample.verify', required=False, group='sample', default='',
+    'sample.verify': Op(id='sample.verify', required=False, group='sample', default='cpu',
         signature='(logits, params, draft, *, mode, forced=None, stop_ids=None)',
         tolerance='B',
-        doc='accept or reject drafts, residual and fresh draws (optional)'),
+        doc='accept or reject drafts, residual and fresh draws'),
 }
 
 FEATURES: Mapping[str, str] = {

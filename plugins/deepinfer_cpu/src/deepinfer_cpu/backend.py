@@ -18,6 +18,7 @@ from deepinfer_cpu import formats
 from deepinfer_cpu.caches import ARENA_OF_POOL, CpuCaches, layout_of
 from deepinfer_cpu.contracts import shape_error
 from deepinfer_cpu.ops import (
+    accept,
     attention,
     cache,
     compress,
@@ -65,10 +66,11 @@ OPS: Mapping[str, Callable[..., Any]] = {
         ("mhc", mhc, "expand prepare pre post head"),
         ("engram", engram, "prepare prepare_gate hash fetch gate"),
         ("sample", sampling, "mask logprobs draw"),
+        ("sample", accept, "verify"),
     )
     for op in names.split()
 }
-ABSENT = ("attn.fused_prefill", "attn.fused_decode", "moe.mega", "sample.verify")
+ABSENT = ("attn.fused_prefill", "attn.fused_decode", "moe.mega")
 """Optional ops of the protocol that this backend does not have: their attributes are None."""
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from deepinfer_cpu.contracts import shape_error
 
 U64 = npt.NDArray[np.uint64]
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 GREEDY_BELOW = 1e-5
 
 
@@ -57,7 +57,7 @@ def logprobs(logits: Tensor, params: Any) -> Tensor:
     order = scaled.masked_fill(~keep, -math.inf).sort(dim=1, descending=True, stable=True).indices
     ranked = probs.gather(1, order)
     before = ranked.double().cumsum(1) - ranked.double()
-    rank = torch.arange(logits.shape[1])
+    rank = torch.arange(logits.shape[1], device=logits.device)
     kept = keep.gather(1, order) & (before <= top_p.unsqueeze(1))
     kept &= (rank < top_k.unsqueeze(1)) | (top_k.unsqueeze(1) < 1)
     kept &= (rank < 1) | ~greedy.unsqueeze(1)
@@ -65,8 +65,8 @@ def logprobs(logits: Tensor, params: Any) -> Tensor:
     return torch.log_softmax(scaled.masked_fill(~keep, -math.inf), dim=1)
 
 
-def _mix(z: U64) -> U64:
-    z = z + _GOLDEN
+def mix(z: U64) -> U64:
+    z = z + GOLDEN
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
@@ -76,9 +76,9 @@ def key(seed: U64, position: U64, case: int) -> U64:
     """The 64-bit key of a draw, arrays ``[R]``; all arithmetic wraps."""
     with np.errstate(over="ignore"):
         if case >= 3:
-            return key(_mix(seed ^ np.uint64(case)), position, 0)
-        s = (np.uint64(3) * position + np.uint64(case)) * _GOLDEN
-        return _mix(seed + (s ^ (s << np.uint64(13))))
+            return key(mix(seed ^ np.uint64(case)), position, 0)
+        s = (np.uint64(3) * position + np.uint64(case)) * GOLDEN
+        return mix(seed + (s ^ (s << np.uint64(13))))
 
 
 def draw(logprobs: Tensor, seeds: Tensor, positions: Tensor, *, case: int = 0) -> Tensor:
@@ -86,15 +86,17 @@ def draw(logprobs: Tensor, seeds: Tensor, positions: Tensor, *, case: int = 0) -
 
     :param seeds: 64-bit patterns ``[R]`` (int64 or uint64); ``positions`` absolute index of the token drawn ``[R]``.
     """
-    seed = seeds.numpy().astype(np.uint64, copy=False).reshape(-1)
-    h = key(seed, positions.numpy().astype(np.uint64), case)
+    seed = seeds.cpu().numpy().astype(np.uint64, copy=False).reshape(-1)
+    h = key(seed, positions.cpu().numpy().astype(np.uint64), case)
     probs = logprobs.exp().nan_to_num_(0.0)  # a row of NaN is the sampler's to report; here it must not break others
     weights = probs.mul(2.0**31).to(torch.int64)
     cumulative = weights.cumsum(1)
-    total = cumulative[:, -1].numpy().astype(np.uint64)
+    total = cumulative[:, -1].cpu().numpy().astype(np.uint64)
     high, low = h >> np.uint64(32), h & np.uint64(0xFFFFFFFF)
     r = (high * total + (low * total >> np.uint64(32))) >> np.uint64(32)
-    drawn = torch.searchsorted(cumulative, torch.from_numpy(r.astype(np.int64)).unsqueeze(1), right=True).squeeze(1)
+    drawn = torch.searchsorted(
+        cumulative, torch.from_numpy(r.astype(np.int64)).to(cumulative.device).unsqueeze(1), right=True
+    ).squeeze(1)
     # No weight at all (every probability below 2^-31, or NaN): the most probable token, lowest id.
     fallback = probs.argmax(1)
     return torch.where(cumulative[:, -1] == 0, fallback, drawn).to(torch.int32)
