@@ -8,6 +8,7 @@ from deepinfer_core.chat.answer import AnswerDelta, ToolCallDelta
 from deepinfer_core.chat.tool_calls import ToolCall
 from deepinfer_core.errors import DeepInferError
 from deepinfer_core.outputs import Completion, RequestOutput
+from deepinfer_core.token_logprobs import TokenLogprob
 
 
 @frozen
@@ -132,6 +133,8 @@ class ChatOutput:
             **first,
             "usage": self.usage.as_record(),
         }
+        if self.output.prompt_logprobs is not None:
+            record["prompt_logprobs"] = list(self.output.prompt_logprobs)
         if len(self.choices) > 1:
             record["choices"] = [choice.as_record() for choice in self.choices]
         return record
@@ -150,6 +153,8 @@ class ChatChunk:
     """The whole choice; set on its last chunk."""
     output: ChatOutput | None = None
     """The whole result; set on the last chunk of the conversation."""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """One for each of ``token_ids``, where ``SamplingParams`` asked for them."""
 
     @property
     def content(self) -> str:

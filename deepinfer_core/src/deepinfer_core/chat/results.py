@@ -89,7 +89,9 @@ class ChunkMaker:
             made = self._choices.pop(request.index, {})
             samples = request.samples
             output = chat_output(request.head, tuple(made.get(s.sample) or chat_choice(s) for s in samples))
-        return ChatChunk(request.index, request.request_id, request.sample, delta, piece.token_ids, choice, output)
+        return ChatChunk(
+            request.index, request.request_id, request.sample, delta, piece.token_ids, choice, output, piece.logprobs
+        )
 
 
 def _together(first: AnswerDelta, second: AnswerDelta) -> AnswerDelta:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, BinaryIO, Literal, TextIO
 
 from deepinfer_core.requests import Request
+from deepinfer_core.token_logprobs import TokenLogprob
 
 if TYPE_CHECKING:
     from deepinfer_core.chat.results import ChunkMaker
@@ -38,14 +39,17 @@ class View:
         chunk = sample.chunk()
         if not (chunk.text or chunk.token_ids):
             return {}
-        piece: dict[str, object] = {"delta": chunk.text, "token_ids": list(chunk.token_ids)}
-        if chunk.logprobs is not None:
-            piece["logprobs"] = [item.as_record() for item in chunk.logprobs]
-        return piece
+        return _with_logprobs({"delta": chunk.text, "token_ids": list(chunk.token_ids)}, chunk.logprobs)
 
     def text(self, sample: Request) -> str:
         """What is new of a sample, to be read."""
         return sample.chunk().text
+
+
+def _with_logprobs(piece: dict[str, object], logprobs: Sequence[TokenLogprob] | None) -> dict[str, object]:
+    if logprobs is not None:
+        piece["logprobs"] = [item.as_record() for item in logprobs]
+    return piece
 
 
 class ChatView(View):
@@ -68,7 +72,8 @@ class ChatView(View):
         piece: dict[str, object] = {"delta": chunk.content, "reasoning": chunk.reasoning}
         if chunk.tool_calls:
             piece["tool_calls"] = [call.as_record() for call in chunk.tool_calls]
-        return {**piece, "token_ids": list(chunk.token_ids)}
+        piece["token_ids"] = list(chunk.token_ids)
+        return _with_logprobs(piece, chunk.logprobs)
 
     def text(self, sample: Request) -> str:
         chunk = self._maker.chunk(sample)
