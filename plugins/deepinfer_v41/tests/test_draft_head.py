@@ -16,6 +16,7 @@ from v41_speculation import speculate
 from v41_tiny import edited, prompt, tiny_path
 
 from deepinfer_core.errors import ModelError
+from deepinfer_v41 import draft_block
 
 K = 5
 LAST = "mtp.2"
@@ -106,6 +107,23 @@ def test_drafts_depend_on_the_window_and_the_token_only() -> None:
     assert not torch.equal(other.logits, want.logits)
 
 
+def test_logits_made_one_draft_at_a_time_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, ids = drafting("released"), [prompt(20, seed=10), prompt(9, seed=11)]
+    together = proposals(driver, ids, [5, 6])
+    monkeypatch.setattr(draft_block, "VALUES_AT_ONCE", 0)
+    one_by_one = proposals(driver, ids, [5, 6])
+    assert all(torch.equal(a.logits, b.logits) for a, b in zip(together, one_by_one, strict=True))
+
+
+def test_unquantised_checkpoint_drafts_like_its_oracle() -> None:
+    path, ids = tiny_path(quantization_config="null"), prompt(30, seed=12)
+    (got, _) = proposals(drafting("plain", path), [ids], [77])
+    oracle = DraftReference(path, caches=False)
+    logits, dot = oracle.step(oracle.propose(ids, 77), 0, 77)
+    torch.testing.assert_close(got.logits[0, 0], logits, atol=1e-4, rtol=0)
+    torch.testing.assert_close(got.confidences[0, 0], torch.sigmoid(dot), atol=1e-5, rtol=0)
+
+
 def zero(*names: str) -> Any:
     def edit(tensors: dict[str, Tensor]) -> None:
         for name in names:
@@ -123,7 +141,7 @@ def test_without_markov_term_a_draft_does_not_depend_on_the_one_before() -> None
     logits = [block.step(1, torch.tensor([token]))[0] for token in (3, 300)]
     driver.close(s)
     assert torch.equal(*logits)
-    assert torch.equal(block.step(0, torch.tensor([5]))[0], block._base[0])
+    assert torch.equal(block.step(0, torch.tensor([5]))[0], block.base(0))
 
 
 @pytest.mark.parametrize("temperatures", [(2.0,), (1.0, 0.5, 2.0, 4.0, 0.25)])

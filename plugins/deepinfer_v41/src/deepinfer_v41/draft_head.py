@@ -87,6 +87,5 @@ class DraftHead:
         # Only so many rows are read as there are drafts; the others took part as keys.
         last = self._mhc.head(stream, mix).view(-1, self._rows, rows.shape[1])[:, : self._drafts].transpose(0, 1)
         last = last.contiguous()
-        normed, _ = self._rms(last.flatten(0, 1), self._norm, eps=self._eps)
-        base = logits(normed).view(self._drafts, last.shape[1], -1)
-        return V41DraftBlock(last, base, self._markov, self._confidence)
+        normed, _ = self._rms(last, self._norm, eps=self._eps)
+        return V41DraftBlock(last, normed, logits, self._markov, self._confidence)

@@ -20,10 +20,11 @@ class MarkovHead:
         self._dense = backend.gemm.dense  # type: ignore[attr-defined]
         self._embed = weights.activation(f"{prefix}.embed.weight")
         self._head = weights.dense(f"{prefix}.head")
+        self.vocab_size = len(self._embed)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """``[N]`` ids -> ``[N, rank]``; an id out of range, of a request that failed, counts as the nearest one."""
-        return torch.index_select(self._embed, 0, tokens.reshape(-1).clamp(0, self._embed.shape[0] - 1))
+        return torch.index_select(self._embed, 0, tokens.reshape(-1).clamp(0, self.vocab_size - 1))
 
     def logits(self, embedded: Tensor, base: Tensor) -> Tensor:
         """``base`` f32 ``[N, V]`` with the term added."""
