@@ -17,7 +17,14 @@ TORCH = "torch==2.13.0"
 TORCHLESS = ("./contracts", "./native", "./deepinfer_core")
 PLUGINS = ("./plugins/deepinfer_cpu", "./plugins/deepinfer_v41", "./plugins/deepinfer_samplers")
 TEST_TOOLS = (
-    *("pytest>=8.3", "pytest-xdist>=3.6", "pytest-timeout>=2.3", "hypothesis>=6.100", "jsonschema>=4.20"),
+    *(
+        "pytest>=8.3",
+        "pytest-xdist>=3.6",
+        "pytest-timeout>=2.3",
+        "hypothesis>=6.100",
+        "jsonschema>=4.20",
+        "scipy>=1.11",
+    ),
     "deepseek-recipe>=0.2,<0.3",
     "lark>=1.2",
 )
