@@ -56,8 +56,8 @@ def describe(
     tokens = tokens.long()
     chosen = tokens == rows.best
     logprobs = torch.zeros(n, device=device).masked_fill_(~chosen, float("-inf"))
-    index = shortcuts.upload(drawn, device)
     if distribution is not None:
+        index = shortcuts.upload(drawn, device)
         logprobs[index] = distribution.logprobs(tokens[index])
     raw = _raw_rows(rows, step)
     model = None

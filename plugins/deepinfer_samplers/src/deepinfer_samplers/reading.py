@@ -25,18 +25,16 @@ def read(inputs: SamplerInputs, n_rows: int, width: int, vocab_size: int) -> Ste
     names = ("top_p", "min_p", "top_k", "seed", "sample_pos")
     columns: dict[str, Any] = {name: _column(inputs, name, n) for name in names}
     first, source = _layout(inputs, n, n_rows)
-    counts = np.diff(first)
-    request = np.repeat(np.arange(n), counts)
-    offset = np.arange(len(request)) - first[request]
-    position = columns.pop("sample_pos")[request] + offset.astype(np.int32)
-    rows = RowParameters(
-        request=request,
-        offset=offset,
-        temperature=temperature[request],
-        position=position,
-        forced=_forced(inputs, len(request), source, vocab_size),
-        **{name: column[request] for name, column in columns.items()},
-    )
+    columns["temperature"], columns["position"] = temperature, columns.pop("sample_pos")
+    total = int(first[-1])
+    if total == n:  # a row for each request
+        request, offset = first[:-1], np.zeros(n, np.intp)
+    else:
+        request = np.repeat(np.arange(n), np.diff(first))
+        offset = np.arange(total) - first[request]
+        columns = {name: column[request] for name, column in columns.items()}
+        columns["position"] += offset.astype(np.int32)
+    rows = RowParameters(request=request, offset=offset, forced=_forced(inputs, total, source, vocab_size), **columns)
     place = _Place(source, n_rows, width, vocab_size)
     slots = _column(inputs, "row_slot", n) if _present(inputs, "row_slot") else None
     top = _column(inputs, "top_logprobs", n) if _present(inputs, "top_logprobs") else None
