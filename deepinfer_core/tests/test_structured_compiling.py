@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_toys import EOS, byte_tokenizer, check_idle, solo_tokens, toy_llm
+from engine_toys import EOS, byte_tokenizer, check_idle, save_tokenizer, solo_tokens, toy_llm
 from grammar_toys import FakeClock, Gates, grammar_llm
 from tiny_grammar import TinyEngine
 
@@ -154,6 +159,20 @@ def test_grammar_is_refused_when_every_worker_is_stuck(gates, clock, cpus):
         check_idle(llm)
 
 
+def test_request_in_the_queue_is_refused_when_every_worker_is_stuck(gates, clock):
+    with gated_llm(gates, workers=1, so_timeout_s=20) as llm:
+        with llm.stream(["a"], SLOW) as first:
+            first._run._feed()
+            assert gates.engine.begun.acquire(timeout=60)
+            clock.time_s += 19
+            later = llm.run(iter(prompts_in("b", SamplingParams(regex="queued"))))
+            later._feed()
+            clock.time_s += 1  # the worker is stuck from here on; the second request waited for a second
+            (ended,) = [request for request in later if request.finished]
+        assert ended.finish_detail == "so_no_capacity"
+        check_idle(llm)
+
+
 def test_abort_while_the_grammar_compiles(gates):
     with gated_llm(gates) as llm, llm.stream(["a", "b"], [SLOW, FREE]) as stream:
         outputs = {}
@@ -201,8 +220,6 @@ def test_close_does_not_wait_for_a_worker_that_compiles(gates):
 
 
 def test_interrupt_while_only_grammars_compile_is_seen(gates, monkeypatch):
-    import signal
-
     def wait(self: Any, timeout_s: float) -> None:
         signal.raise_signal(signal.SIGINT)
 
@@ -298,15 +315,16 @@ def test_service_without_capacity_refuses(monkeypatch):
     service = service_of(engine)
     slow, queued = service.ask(regex("slow")), service.ask(regex("queued"))
     assert engine.begun.acquire(timeout=60)
-    assert not service.is_hopeless(queued)
+    assert not service.is_exhausted()
     clock.time_s += 20
-    assert service.is_hopeless(queued)
-    assert not service.is_hopeless(slow)
+    assert service.is_exhausted()
+    assert (slow.started_s, queued.started_s) == (1000.0, None)
     with pytest.raises(NoCapacity):
         service.ask(regex("new"))
     engine.gate.set()
     finish(service, slow, queued)
     assert service.counts().stuck == 0
+    assert not service.is_exhausted()
     service.close()
 
 
@@ -383,3 +401,39 @@ def test_threads_are_no_more_than_processors(monkeypatch):
         assert llm.built.engine._grammars.waiting.require_engine().workers == 1
         assert json.loads(json.dumps(llm.times.as_record()))["grammar"] == 0
         assert EOS == 256
+
+
+# --- as a process -----------------------------------------------------------------------------------------------------
+
+
+def hanging(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    """The command over toy parts with a compiler that never comes back."""
+    save_tokenizer(tmp_path)
+    return subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("toy_command.py")), "generate", "a", "--regex", "a", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TOY_MODEL": str(tmp_path), "TOY_GRAMMAR_HANGS": "1"},
+    )
+
+
+def test_interrupt_ends_a_process_whose_compiler_hangs(tmp_path: Path) -> None:
+    with hanging(tmp_path) as process:
+        assert process.stderr is not None
+        lines = [process.stderr.readline() for _ in range(2)]
+        assert lines == ["backend: toy (test)\n", "compiling\n"]
+        process.send_signal(signal.SIGINT)
+        _, rest = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in rest
+    assert rest.endswith("deepinfer: interrupted\n")
+
+
+def test_process_whose_compiler_hangs_ends_at_the_time_limit(tmp_path: Path) -> None:
+    with hanging(tmp_path, "--so-timeout-s", "1", "--json") as process:
+        out, err = process.communicate(timeout=60)
+    record = json.loads(out)
+    assert (process.returncode, record["finish_detail"]) == (1, "so_compile_timeout")
+    assert "did not compile within 1 s" in err
+    assert "deepinfer: grammars: 0 compiled, 0 cached, 0 failed, 1 timed out, 1 workers stuck; 0 masks" in err

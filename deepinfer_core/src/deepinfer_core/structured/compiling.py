@@ -113,10 +113,10 @@ class CompileService:
         with self._work:
             job.waiters -= 1
 
-    def is_hopeless(self, job: Job) -> bool:
-        """Whether no worker is left that could take ``job``."""
+    def is_exhausted(self) -> bool:
+        """Whether no worker is left that could take a job."""
         with self._work:
-            return job.started_s is None and not job.is_done and self._num_stuck() >= self.workers
+            return self._num_stuck() >= self.workers
 
     def wait(self, timeout_s: float) -> None:
         """Until a job is done that :meth:`look` has not been told of, or for ``timeout_s``."""

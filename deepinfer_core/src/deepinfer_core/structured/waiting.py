@@ -108,9 +108,9 @@ class WaitingForGrammar:
         if not self._items or self.service is None:
             return
         self.service.look()
-        time_s = compiling.now()
+        time_s, no_worker = compiling.now(), self.service.is_exhausted()
         for item in list(self._items):
-            job, failure = item.job, self._failure(self.service, item, time_s)
+            job, failure = item.job, self._failure(item, time_s, no_worker)
             if failure is None and job is not None and job.grammar is not None:
                 failure = self._give_matchers(item, job.grammar)
             elif failure is None:
@@ -150,7 +150,7 @@ class WaitingForGrammar:
         if self.service is not None:
             self.service.close()
 
-    def _failure(self, service: CompileService, item: Waiting, time_s: float) -> Failure | None:
+    def _failure(self, item: Waiting, time_s: float, no_worker: bool) -> Failure | None:
         """Why the prompt of ``item`` can wait no longer; None while it can, or when its grammar is there."""
         job, name, limits = item.job, item.request.request_id, self._limits
         kind = item.wanted.schema_type
@@ -159,7 +159,7 @@ class WaitingForGrammar:
         if time_s >= item.deadline_s:
             self.timed_out += 1
             return failures.compile_timeout(name, kind, limits.timeout_s)
-        if job is None or service.is_hopeless(job):
+        if job is None or (no_worker and job.started_s is None):
             return failures.no_capacity(name, limits.workers, limits.timeout_s)
         return None
 
