@@ -5,9 +5,8 @@
 One thread, on the host, processor time. The other path does the same work with torch's own means: softmax, sort or
 topk for the filters, ``torch.multinomial``, and the log-probability of the token that came out. Both run in turns on
 the same logits, so that a busy moment touches both; the ratio is the median over turns of the other path's time over
-ours:
-above 1, ours is faster. Grammar masks are applied to every row, as 32-bit words, and compared with unpacking them by
-shifts.
+ours: above 1, ours is faster. Grammar masks are applied to every row, as 32-bit words, and compared with unpacking
+them by shifts.
 """  # fmt: skip
 
 from __future__ import annotations

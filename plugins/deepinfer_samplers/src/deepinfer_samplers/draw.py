@@ -55,8 +55,9 @@ def draw(probabilities: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 
 def _block_sums(parts: torch.Tensor) -> torch.Tensor:
     """Sums of every ``_BLOCK`` neighbours, int64 ``[R, ceil(V / _BLOCK)]``."""
-    whole = parts.shape[1] // _BLOCK * _BLOCK
-    sums = parts[:, :whole].unflatten(1, (-1, _BLOCK)).sum(-1)
+    n_blocks = parts.shape[1] // _BLOCK
+    whole = n_blocks * _BLOCK
+    sums: torch.Tensor = parts[:, :whole].view(len(parts), n_blocks, _BLOCK).sum(-1)
     if whole == parts.shape[1]:
         return sums
     return torch.cat([sums, parts[:, whole:].sum(-1, keepdim=True)], 1)

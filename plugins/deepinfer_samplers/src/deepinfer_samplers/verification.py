@@ -279,7 +279,7 @@ def verified_output(
         output.sum_smaller = result(reported.sum_smaller[final])
         output.verified_sum_smaller = result(reported.sum_smaller.masked_fill(~counted, 0.0))
     if rows.chance is not None:
-        error = (rows.chance - pool.confidence[places]).abs().masked_fill(~is_draft, 0.0).sum()
+        error: Any = (rows.chance - pool.confidence[places]).abs().masked_fill(~is_draft, 0.0).sum()
         output.confidence_error = float(result(error)) if shortcuts.on_host(error) else error
     return output, verified_ids.index_copy(0, final, ids[final])
 
