@@ -286,6 +286,12 @@ class TokenizerError(ModelError):
     code = "E_TOKENIZER"
 
 
+class ModelMismatch(ModelError):
+    """Results are to be repeated with another model than the one that made them; names both fingerprints."""
+
+    code = "E_MODEL_MISMATCH"
+
+
 class ModelCannotChat(ModelError):
     """The model's tokenizer lacks control tokens of the chat form; names them."""
 

@@ -51,6 +51,8 @@ class PromptInput:
     error: DeepInferError | None = None
     chat: ChatPrompt | None = None
     """Where the prompt is a rendered conversation: what reading its answer needs."""
+    stops_between: tuple[int | None, int | None] = (None, None)
+    """Tokens of the answer between which stop strings count (``Detokenizer``)."""
 
 
 def inputs_of(prompts: Prompt | Iterable[Prompt], params: object = None) -> Iterator[PromptInput]:

@@ -214,7 +214,7 @@ class Run:
                 params.stop,
                 min_tokens=params.min_tokens,
                 include_stop=params.include_stop,
-                stops_between=(None, None) if item.chat is None else item.chat.stops_between,
+                stops_between=item.stops_between,
                 prompt_tail=tail,
             ),
             inbox=self._inbox,

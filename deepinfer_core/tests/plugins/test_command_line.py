@@ -137,8 +137,9 @@ def test_plugins_warns_of_an_unknown_variable_on_stderr(alone, capsys, monkeypat
             ["--no-overlap", "generate", "x"],
             (
                 "deepinfer: E_USAGE: no option '--no-overlap'\n"
-                "  reason: deepinfer has no such option; deepinfer chat and deepinfer generate have\n"
-                "  remedy: run: deepinfer chat --no-overlap ... or deepinfer generate --no-overlap ...\n"
+                "  reason: deepinfer has no such option; deepinfer chat, deepinfer generate and deepinfer replay have\n"
+                "  remedy: run: deepinfer chat --no-overlap ... or deepinfer generate --no-overlap ... or "
+                "deepinfer replay --no-overlap ...\n"
             ),
         ),
         (
@@ -153,7 +154,7 @@ def test_plugins_warns_of_an_unknown_variable_on_stderr(alone, capsys, monkeypat
             ["plugin"],
             (
                 "deepinfer: E_USAGE: no command named 'plugin'; did you mean 'plugins'?\n"
-                "  reason: commands: chat, generate, plugins\n"
+                "  reason: commands: chat, generate, plugins, replay\n"
                 "  remedy: run: deepinfer --help\n"
             ),
         ),

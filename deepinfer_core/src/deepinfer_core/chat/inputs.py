@@ -98,6 +98,6 @@ def _input(item: _Item, options: ChatOptions, encode: Encode) -> PromptInput:
         chat, params = encode(Conversation(messages, options), base.updated(sampling))  # type: ignore[arg-type]
         if item.params is None and "max_tokens" not in sampling:
             params = evolve(params, max_tokens=chat.default_max_tokens)
-        return PromptInput(chat.token_ids, params, request_id, item.line, chat=chat)
+        return PromptInput(chat.token_ids, params, request_id, item.line, chat=chat, stops_between=chat.stops_between)
     except DeepInferError as err:
         return _failed(evolve(item, error=err), request_id)

@@ -173,9 +173,10 @@ def _elsewhere(option: str, path: str) -> tuple[str, str] | None:
 
     commands = [f"deepinfer {name}" for name in sorted(COMMANDS) if option in option_arity(root, name)]
     if commands:
+        *others, last = commands
+        named, have = (f"{', '.join(others)} and {last}", "have") if others else (last, "has")
         shown = " or ".join(f"{command} {option} ..." for command in commands)
-        have = "has" if len(commands) == 1 else "have"
-        return f"{path} has no such option; {' and '.join(commands)} {have}", f"run: {shown}"
+        return f"{path} has no such option; {named} {have}", f"run: {shown}"
     key = option.removeprefix("--").removeprefix("no-").replace("-", "_")
     declared = settings_by_key().get(key)
     if declared is None:

@@ -23,6 +23,7 @@ from deepinfer_core.errors import EXIT_OK, EXIT_SOME_FAILED, CommandUsageError, 
 
 if TYPE_CHECKING:
     from deepinfer_core.chat import ChatOptions
+    from deepinfer_core.cli.results import View
     from deepinfer_core.config import EngineConfig
     from deepinfer_core.llm import LLM
     from deepinfer_core.prompts import PromptInput
@@ -107,8 +108,8 @@ def generate(
     also reasoning and calls of tools.
 
     Without --max-tokens an answer ends after 128 tokens at the latest. With --json, or in a file, each result is one
-    JSON object per line. Exit status: 0 ok, 1 some prompts failed, 2 usage, 3 backend, 4 model, 74 output not written,
-    130 interrupted.
+    JSON object per line; in a file it also has what deepinfer replay needs. Exit status: 0 ok, 1 some prompts failed, 2
+    usage, 3 backend, 4 model, 74 output not written, 130 interrupted.
     """
     from deepinfer_core.sampling_params import SamplingParams
 
@@ -135,7 +136,8 @@ def generate(
             on_held_interrupt=_say_that_it_waits,
         )
         try:
-            return _generate(run, target, as_json=as_json, stream=stream, headers=many, is_chat=options is not None)
+            view = _view(llm, is_chat=options is not None, repeatable=target is not None)
+            return _generate(run, target, view, as_json=as_json, stream=stream, headers=many)
         finally:
             if config.prefix_cache:
                 sys.stderr.write(f"deepinfer: {llm.prefix_cache_report}\n")
@@ -290,10 +292,22 @@ def load_llm(config: EngineConfig, params: SamplingParams) -> LLM:
     return llm
 
 
+def _view(llm: LLM, *, is_chat: bool, repeatable: bool) -> View:
+    """``repeatable``: with what ``deepinfer replay`` needs, in a file of results."""
+    from deepinfer_core.cli.results import ChatView, RepeatableView, View
+
+    view = ChatView() if is_chat else View()
+    if not repeatable:
+        return view
+    from deepinfer_core.replay import describe_run
+
+    return RepeatableView(view, describe_run(llm))
+
+
 def _generate(
-    run: Run, target: BufferedWriter | None, *, as_json: bool, stream: bool, headers: bool, is_chat: bool
+    run: Run, target: BufferedWriter | None, view: View, *, as_json: bool, stream: bool, headers: bool
 ) -> int:
-    from deepinfer_core.cli.results import ChatView, OrderedWriter, Progress, View
+    from deepinfer_core.cli.results import OrderedWriter, Progress
     from deepinfer_core.cli.streams import empty
     from deepinfer_core.interrupts import HeldInterrupt
 
@@ -301,7 +315,6 @@ def _generate(
         empty(target)
     streaming = stream and target is None
     output: BinaryIO = target if target is not None else sys.stdout.buffer
-    view = ChatView() if is_chat else View()
     writer = OrderedWriter(output, "json" if as_json else "text", streaming=streaming, headers=headers, view=view)
     progress = Progress(enabled=target is not None or not sys.stdout.isatty())
     failed = 0

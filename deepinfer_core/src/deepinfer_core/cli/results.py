@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, BinaryIO, Literal, TextIO
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TextIO
 
 from deepinfer_core.requests import Request
 from deepinfer_core.token_logprobs import TokenLogprob
@@ -50,6 +50,19 @@ def _with_logprobs(piece: dict[str, object], logprobs: Sequence[TokenLogprob] | 
     if logprobs is not None:
         piece["logprobs"] = [item.as_record() for item in logprobs]
     return piece
+
+
+class RepeatableView(View):
+    """Of another view, with what a run needs to be repeated beside each result (``deepinfer_core.replay``)."""
+
+    def __init__(self, view: View, run: Mapping[str, Any]) -> None:
+        self._view = view
+        self._run = run
+
+    def _record(self, head: Request) -> dict[str, object]:
+        from deepinfer_core.replay import request_fields
+
+        return {**self._view._record(head), **request_fields(head), "run": self._run}
 
 
 class ChatView(View):

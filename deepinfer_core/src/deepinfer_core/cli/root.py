@@ -15,6 +15,7 @@ from deepinfer_core.settings import did_you_mean
 COMMANDS = {
     "chat": ("deepinfer_core.cli.chat:chat", "Talk with a model."),
     "generate": ("deepinfer_core.cli.generate:generate", "Generate text for prompts."),
+    "replay": ("deepinfer_core.cli.replay:replay", "Run the requests of a result file again, and compare."),
     "plugins": ("deepinfer_core.cli.plugins_command:plugins", "List the installed plugins; import none."),
 }
 

@@ -1,0 +1,152 @@
+"""Read a file of results: every line is checked before anything is run again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from deepinfer_core.errors import DeepInferError, InvalidInputFile
+from deepinfer_core.replay.run import FORMAT
+from deepinfer_core.sampling_params import SamplingParams
+
+REMEDY = "write results with deepinfer generate --out FILE, and keep the lines whole"
+
+
+@frozen
+class RecordedAnswer:
+    """One answer of a line. ``logprobs`` has one number for each token, where they were recorded."""
+
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    finish_detail: str
+    logprobs: tuple[float, ...] | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it ended by itself; of another one only the tokens that it has can be compared."""
+        return self.finish_reason in ("stop", "length", "tool_calls")
+
+
+@frozen
+class RecordedRequest:
+    """One line that can be repeated."""
+
+    line: int
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    answers: tuple[RecordedAnswer, ...]
+    stops_between: tuple[int | None, int | None] = (None, None)
+
+
+@frozen
+class Results:
+    """A file of results of one run."""
+
+    run: Mapping[str, Any]
+    requests: tuple[RecordedRequest, ...]
+    skipped: tuple[int, ...]
+    """Lines that have nothing to repeat: they failed before the first token."""
+
+
+def read_results(path: str) -> Results:
+    """Raises InvalidInputFile that names the line: a file cut short, no result, results of several runs."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as err:
+        raise InvalidInputFile(
+            f"cannot read the results {path}", reason=err.strerror or str(err), remedy="check the path"
+        ) from err
+    run: Mapping[str, Any] | None = None
+    first = 0
+    requests: list[RecordedRequest] = []
+    skipped: list[int] = []
+    for line, raw in enumerate(data.splitlines(), 1):
+        record = _object(raw, line)
+        found = record.get("run")
+        if not isinstance(found, Mapping):
+            raise _wrong(line, "has no run", "it is no line that deepinfer generate --out writes")
+        if found.get("format") != FORMAT:
+            raise _wrong(line, f"has a run of format {found.get('format')!r}", f"this release reads format {FORMAT}")
+        if not all(isinstance(found.get(table), Mapping) for table in ("settings", "versions")):
+            raise _wrong(line, "has a run without settings or versions", "")
+        if run is None:
+            run, first = found, line
+        elif found != run:
+            raise _wrong(line, f"is of another run than line {first}", "a replay repeats one run", "split the file")
+        request = _request(record, line)
+        if request is None:
+            skipped.append(line)
+        else:
+            requests.append(request)
+    if run is None or not requests:
+        raise InvalidInputFile(f"{path} has no answer that could be repeated", remedy=REMEDY)
+    return Results(run, tuple(requests), tuple(skipped))
+
+
+def _object(raw: bytes, line: int) -> Mapping[str, Any]:
+    try:
+        record = json.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError) as err:
+        raise _wrong(line, "is not JSON", str(err)) from None
+    if not isinstance(record, dict):
+        raise _wrong(line, f"is {type(record).__name__}, not an object", "")
+    return record
+
+
+def _request(record: Mapping[str, Any], line: int) -> RecordedRequest | None:
+    listed = record.get("outputs", record.get("choices", [record]))
+    if not isinstance(listed, list) or not all(isinstance(item, Mapping) for item in listed) or not listed:
+        raise _wrong(line, "has outputs that are no list of answers", "")
+    answers = tuple(_answer(item, line) for item in listed)
+    if not any(answer.token_ids for answer in answers):
+        return None
+    given = record.get("params")
+    if not isinstance(given, Mapping):
+        raise _wrong(line, "has no params", "")
+    try:
+        params = SamplingParams().updated(given)
+    except DeepInferError as err:
+        raise _wrong(line, "has params that are none", err.what) from None
+    if params.n != len(answers) or params.seed is None:
+        raise _wrong(line, f"has {len(answers)} answers, n of {params.n} and seed {params.seed}", "")
+    between = record.get("stops_between", [None, None])
+    if not isinstance(between, list) or len(between) != 2:
+        raise _wrong(line, "has stops_between that is no pair", "")
+    opening, closing = (None if item is None else _ids([item], "stops_between", line)[0] for item in between)
+    prompt = _ids(record.get("prompt_token_ids"), "prompt_token_ids", line)
+    return RecordedRequest(line, str(record.get("id")), prompt, params, answers, (opening, closing))
+
+
+def _answer(record: Mapping[str, Any], line: int) -> RecordedAnswer:
+    tokens = _ids(record.get("token_ids"), "token_ids", line)
+    reason, detail = record.get("finish_reason"), record.get("finish_detail")
+    if not isinstance(reason, str) or not isinstance(detail, str):
+        raise _wrong(line, "has no finish_reason", "")
+    logprobs = None
+    if "logprobs" in record:
+        items = record["logprobs"]
+        if not isinstance(items, list) or len(items) != len(tokens):
+            raise _wrong(line, "has logprobs that do not fit its tokens", "")
+        try:
+            logprobs = tuple(float(item["logprob"]) for item in items)
+        except (TypeError, KeyError, ValueError):
+            raise _wrong(line, "has logprobs that are none", "") from None
+    return RecordedAnswer(tokens, reason, detail, logprobs)
+
+
+def _ids(value: object, name: str, line: int) -> tuple[int, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise _wrong(line, f"has no {name}", "")
+    for item in value:
+        if isinstance(item, bool) or not isinstance(item, int) or item < 0:
+            raise _wrong(line, f"has {item!r} among its {name}", "token ids are integers >= 0")
+    return tuple(value)
+
+
+def _wrong(line: int, what: str, reason: str, remedy: str = REMEDY) -> InvalidInputFile:
+    return InvalidInputFile(f"line {line} {what}", reason=reason, remedy=remedy, details={"line": line})
