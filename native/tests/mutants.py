@@ -33,6 +33,7 @@ KILLERS = (
     "test_fork.py",
     "test_prefix_settings.py",
     "test_pin.py",
+    "test_sampler_wishes.py",
 )
 TIME_LIMIT_S = 240
 
@@ -192,6 +193,43 @@ MUTANTS = (
     Mutant("bad_blocks_stay_offered", "di_commit.c", "        di_prefix_withdraw(&c->prefix, s);\n", ""),
     Mutant("clone_source_is_let_go", "di_fork.c", "di_pool_release(p, unit, step);", "di_pool_release(p, unit, 0);"),
     Mutant("rejected_drafts_are_overlooked", "di_fork.c", "(f ? f * q - 1 : q - 2);", "(f ? f * q - 1 : -1);"),
+    Mutant("history_lost_by_preemption", "di_policy_decode.c", "s->holds = s->is_counted = 0;", "s->holds = 0;"),
+    Mutant(
+        "history_before_the_prompt_ends",
+        "di_publish.c",
+        "!s->is_counted && (!is_prefill || is_last_chunk)",
+        "!s->is_counted",
+    ),
+    Mutant(
+        "score_of_the_first_output_token", "di_publish.c", ": s->prompt_len - 1, n = end", ": s->prompt_len, n = end"
+    ),
+    Mutant(
+        "prompt_score_one_early",
+        "di_commit.c",
+        "s->prompt_logprobs[r->start + j + 1] =",
+        "s->prompt_logprobs[r->start + j] =",
+    ),
+    Mutant(
+        "prompt_told_again",
+        "di_commit.c",
+        "a->n_prompt += s->prompt_len;\n    s->prompt_told = 1;",
+        "a->n_prompt += s->prompt_len;",
+    ),
+    Mutant(
+        "bias_of_the_first_row_only",
+        "di_pack_wants.c",
+        "row < s->first_row[i] + s->row_count[i] && q->n_bias",
+        "row < s->first_row[i] + 1 && q->n_bias",
+    ),
+    Mutant(
+        "penalty_where_a_prompt_goes_on", "di_pack_wants.c", "if (step->rows[i].is_last_chunk) continue;", "continue;"
+    ),
+    Mutant(
+        "history_of_committed_prompt_only",
+        "di_pack_wants.c",
+        "r->gets_history ? r->full_len : 0",
+        "r->gets_history ? r->seq->prompt_len : 0",
+    ),
 )
 
 UNCHANGED = Mutant("unchanged", "di_core.c", "", "")

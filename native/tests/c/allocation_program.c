@@ -106,6 +106,10 @@ static void submit(int32_t n, uint64_t *uid)
     for (int32_t i = 0; i < PROMPT; i++) prompt[i] = i;
     di_request r = {.struct_size = sizeof r, .num_prompt = n, .prompt = prompt, .max_tokens = 9, .top_k = -1,
                     .temperature = 1, .top_p = 1, .repetition_penalty = 1, .prefix_lookup = 1};
+    float bias = 1;
+    /* The first of these makes the staging of histories and biases, the other a larger buffer and event arena. */
+    if (n == PROMPT - 1) r.presence_penalty = 1, r.num_bias = 1, r.bias_ids = prompt, r.bias_values = &bias;
+    if (n == PROMPT) r.prompt_logprobs = 1, r.prefix_lookup = 0;
     DO(di_submit(core, &r, uid));
 }
 
@@ -117,16 +121,20 @@ static di_view view(void *data, int32_t dtype, int64_t n, int64_t m)
 
 typedef struct open_step {
     uint64_t id;
-    int32_t n, t, kind;
+    int32_t n, t, kind, n_prompt;
 } open_step;
 
 static open_step launch(int mode)
 {
     static di_scheduler_outputs o;
     static di_input_metadata_v41 m;
+    static di_sampler_inputs in;
     DO(di_schedule(core, mode, &o));
     if (o.num_reqs) DO(di_pack(core, o.step_id, &m.base));
-    return (open_step){o.step_id, o.num_reqs, o.num_batched_tokens, o.kind};
+    if (o.num_reqs && o.kind == DI_STEP_PREFILL) DO(di_pack_sampler(core, o.step_id, &in));
+    int has_prompt = o.num_reqs && o.kind == DI_STEP_PREFILL && in.prompt_tokens.data;
+    return (open_step){o.step_id, o.num_reqs, o.num_batched_tokens, o.kind,
+                       has_prompt ? (int32_t)in.prompt_tokens.shape[0] : 0};
 }
 
 /* Alternatives for every token make the event arena grow; a batch that somebody reads makes the ring grow. */
@@ -148,6 +156,8 @@ static void commit(open_step s, int is_read)
         out.verified_ids = view(verified, DI_DTYPE_I32, s.t, 0);
         out.accepted = view(accepted, DI_DTYPE_I32, s.n, 0);
     }
+    static float prompt[32];
+    if (s.n_prompt) out.prompt_logprobs = view(prompt, DI_DTYPE_F32, s.n_prompt, 0);
     DO(di_commit(core, s.id, &out, &e));
     if (is_read) {
         di_event_info info;

@@ -54,7 +54,7 @@ void __wrap_free(void *p)
     __real_free(p);
 }
 
-enum { SEQS = 6, VOCAB = 97, MAX_K = 5 };
+enum { SEQS = 6, VOCAB = 97, MAX_K = 5, TOP = 4 };
 
 static void require(int ok, const char *what, const char *where)
 {
@@ -67,10 +67,13 @@ static void require(int ok, const char *what, const char *where)
 typedef struct engine {
     di_core *core;
     int k, depth;
+    int is_wishful;           /* requests ask for penalties, biases and alternatives */
     int n_open;
     struct { uint64_t id; int n, kind; int32_t q[SEQS]; } open[2];
     int32_t sampled[SEQS], draft[SEQS * MAX_K], verified[SEQS * (MAX_K + 1)], accepted[SEQS];
     float logprob[SEQS], confidence[SEQS * MAX_K];
+    int32_t top[SEQS * (MAX_K + 1) * TOP];
+    float top_logprob[SEQS * (MAX_K + 1) * TOP];
     int8_t status[SEQS];
 } engine;
 
@@ -87,6 +90,10 @@ static void answer(engine *e, int n, int kind, di_sampler_output *out)
     out->sampled_ids = view(e->sampled, DI_DTYPE_I32, n, 0);
     out->sampled_logprob = view(e->logprob, DI_DTYPE_F32, n, 0);
     out->row_status = view(e->status, DI_DTYPE_I8, n, 0);
+    if (e->is_wishful) {
+        out->top_ids = view(e->top, DI_DTYPE_I32, n, TOP);
+        out->top_logprobs = view(e->top_logprob, DI_DTYPE_F32, n, TOP);
+    }
     if (e->k == 0) return;
     out->draft_ids = view(e->draft, DI_DTYPE_I32, n, e->k);
     out->confidence = view(e->confidence, DI_DTYPE_F32, n, e->k);
@@ -99,6 +106,9 @@ static void answer(engine *e, int n, int kind, di_sampler_output *out)
     }
     out->accepted = view(e->accepted, DI_DTYPE_I32, n, 0);
     out->verified_ids = view(e->verified, DI_DTYPE_I32, t, 0);
+    if (!e->is_wishful) return;
+    out->verified_top_ids = view(e->top, DI_DTYPE_I32, t, TOP);
+    out->verified_top_logprobs = view(e->top_logprob, DI_DTYPE_F32, t, TOP);
 }
 
 static int retire(engine *e)
@@ -150,6 +160,12 @@ static int submit(engine *e, int prompt_len, int max_tokens, uint64_t *uid)
     di_request r = {.struct_size = sizeof r, .num_prompt = prompt_len, .prompt = prompt, .max_tokens = max_tokens,
                     .num_eos = 1, .eos_ids = &eos, .top_k = -1, .temperature = 1, .top_p = 1, .repetition_penalty = 1,
                     .prefix_lookup = 1};
+    int32_t biased[] = {1, 5, 7};
+    float bias[] = {-100, 0.5f, 1};
+    if (e->is_wishful) {
+        r.frequency_penalty = 0.5f, r.top_logprobs = TOP, r.logprobs_raw = 1;
+        r.num_bias = 3, r.bias_ids = biased, r.bias_values = bias;
+    }
     return di_submit(e->core, &r, uid);
 }
 
@@ -178,7 +194,7 @@ static di_config config(int k, int depth)
 }
 
 /* Every request grows for the whole run: its blocks come from the pool, nothing comes from the C library. */
-static void steady(const di_config *base, const char *name)
+static void steady(const di_config *base, int is_wishful, const char *name)
 {
     enum { STEPS = 1000, WARM = 24 };
     di_config k = *base;
@@ -186,6 +202,7 @@ static void steady(const di_config *base, const char *name)
     engine e;
     k.num_blocks = SEQS * ((STEPS + WARM + 80) * (k.num_draft + 1) / k.block_size + 8);
     open_engine(&e, &k);
+    e.is_wishful = is_wishful;
     for (int n = 0; n < SEQS; n++) require(submit(&e, 3 + n, 7900, &uid) == 0, "submit", name);
     for (int i = 0; i < WARM; i++) require(step(&e) > 0, "warm-up step", name);
     long before = calls;
@@ -202,29 +219,31 @@ static void steady_steps(void)
     static int32_t table[VOCAB];
     for (int i = 0; i < VOCAB; i++) table[i] = i / 2;
     di_config k = config(0, 2);
-    steady(&k, "depth 2");
+    steady(&k, 0, "depth 2");
     k.validation = DI_LEVEL_FULL;
-    steady(&k, "depth 2, full validation");
+    steady(&k, 0, "depth 2, full validation");
     k.validation = DI_LEVEL_OFF;
-    steady(&k, "depth 2, no validation");
+    steady(&k, 0, "depth 2, no validation");
     k = config(5, 2);
-    steady(&k, "depth 2, 5 drafts");
+    steady(&k, 0, "depth 2, 5 drafts");
     k.ngram = 3, k.ngram_table = table, k.ngram_table_size = VOCAB;
-    steady(&k, "depth 2, 5 drafts, n-grams");
+    steady(&k, 0, "depth 2, 5 drafts, n-grams");
     k = config(5, 2);
     k.verify_lengths = 1;
-    steady(&k, "depth 2, 5 drafts by confidence");
+    steady(&k, 0, "depth 2, 5 drafts by confidence");
     k = config(0, 2);
     k.prefix_cache = 1, k.replay_len = 8, k.prefix_hash_bits = 128;
-    steady(&k, "depth 2, prefix cache");
+    steady(&k, 0, "depth 2, prefix cache");
     k = config(0, 2);
     k.inputs = 0;
-    steady(&k, "depth 2, common inputs");
+    steady(&k, 0, "depth 2, common inputs");
     k = config(0, 2);
     k.stream_ordered_reuse = 1, k.row_order = 1;
-    steady(&k, "depth 2, stream order, by length");
+    steady(&k, 0, "depth 2, stream order, by length");
     k = config(3, 1);
-    steady(&k, "depth 1, 3 drafts");
+    steady(&k, 0, "depth 1, 3 drafts");
+    k = config(3, 2);
+    steady(&k, 1, "depth 2, 3 drafts, penalties, biases and alternatives");
 }
 
 static long resident_pages(void)
