@@ -56,22 +56,27 @@ FULL = f"why\n{END}ok" + block(
 Answer = tuple[str, str, tuple[ToolCall, ...]]
 
 
+def require(got: object, want: object) -> None:
+    if got != want:
+        raise AssertionError(f"{got!r} is not {want!r}")
+
+
 def parsed(pieces: Iterable[str], prompt: ChatPrompt = THINKING) -> Answer:
     """Reasoning, content and calls; the joined pieces of the stream are checked against them."""
     parser = AnswerParser(prompt)
     deltas = [*(parser.feed(piece) for piece in pieces), parser.finish()]
-    assert "".join(delta.content for delta in deltas) == parser.content
-    assert "".join(delta.reasoning for delta in deltas) == parser.reasoning
     calls = parser.tool_calls()
     streamed: dict[int, list[str]] = {}
     for call in (call for delta in deltas for call in delta.tool_calls):
         entry = streamed.setdefault(call.index, ["", "", ""])
         for place, text in enumerate((call.id, call.name, call.arguments)):
             entry[place] += text
-    assert [streamed[i][:2] for i in sorted(streamed)] == [[c.id, c.name] for c in calls]
+    require("".join(delta.content for delta in deltas), parser.content)
+    require("".join(delta.reasoning for delta in deltas), parser.reasoning)
+    require([streamed[i][:2] for i in sorted(streamed)], [[call.id, call.name] for call in calls])
     for index, call in enumerate(calls):
         if not any(set(name) & set(" \\") for name in call.parsed or ()):  # these the library's pieces get wrong
-            assert streamed[index][2] == call.arguments
+            require(streamed[index][2], call.arguments)
     return parser.reasoning, parser.content, calls
 
 

@@ -206,6 +206,7 @@ def test_raw_prompt_reads_spelled_control_tokens() -> None:
         ([{"content": "x"}], "messages[0] has the role None"),
         ([{"role": "boss", "content": "x"}], "messages[0] has the role 'boss'"),
         ([USER, {"role": "user", "content": ""}], "messages[1] is empty"),
+        ([{"role": "system", "content": ""}], "the messages say nothing"),
         ([{"role": "user", "content": []}], "messages[0] is empty"),
         ([{"role": "user"}], "messages[0] has no content"),
         ([{"role": "user", "content": 5}], "messages[0] has content of type int"),
@@ -221,6 +222,47 @@ def test_raw_prompt_reads_spelled_control_tokens() -> None:
 )
 def test_wrong_messages_are_refused_with_their_place(messages: Any, message: str) -> None:
     assert refusal(messages).startswith(message)
+
+
+KEYS = [
+    "role",
+    "content",
+    "tool_calls",
+    "tool_call_id",
+    "reasoning_content",
+    "prefix",
+    "id",
+    "type",
+    "function",
+    "name",
+]
+ROLES = ["user", "assistant", "system", "tool", "latest_reminder"]
+ANYTHING = st.recursive(
+    st.sampled_from([None, True, 0, -1, 2.5, "", "x", "c1", "function", *ROLES, "{}", "{bad", "\x00", "\ud800"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    max_leaves=6,
+)
+MESSAGE = st.fixed_dictionaries(
+    {"role": st.sampled_from(ROLES), "content": st.sampled_from(["hi", "", None]) | ANYTHING},
+    optional={key: ANYTHING for key in KEYS[2:6]},
+)
+
+
+@given(
+    st.lists(MESSAGE | ANYTHING, max_size=4),
+    st.lists(
+        st.just({"name": "f"}) | st.fixed_dictionaries({"name": st.just("f"), "parameters": ANYTHING}), max_size=2
+    ),
+    st.booleans(),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=150)
+def test_any_messages_are_rendered_or_refused(messages: Any, tools: Any, thinking: bool, continue_last: bool) -> None:
+    try:
+        prompt = prompt_of(messages, tools=tools, thinking=thinking, continue_last=continue_last)
+    except (InvalidMessages, NotSupported):
+        return
+    assert prompt.token_ids
 
 
 def test_deep_nesting_is_refused() -> None:

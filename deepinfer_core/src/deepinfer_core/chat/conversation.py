@@ -63,13 +63,16 @@ class Conversation:
             body["response_format"] = response_format
         text = _json(body)
         try:
-            return library.ChatCompletionRequest(text).convert(library.ConversionOptions())
+            request = library.ChatCompletionRequest(text).convert(library.ConversionOptions())
         except (library.ConversionError, ValueError) as err:
             raise InvalidMessages(
                 "the messages are no conversation",
                 reason=str(err),
                 remedy="see docs/how-to/chat.md for the form of messages and tools",
             ) from err
+        if not request.conversation.messages:  # the library leaves out an empty message of the system
+            raise InvalidMessages("the messages say nothing", remedy="give at least one message with content")
+        return request
 
 
 def checked_messages(messages: object, *, continue_last: bool) -> list[dict[str, Any]]:
