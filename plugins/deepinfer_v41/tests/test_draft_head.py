@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +23,14 @@ K = 5
 LAST = "mtp.2"
 
 
+def draft_path(**overrides: Any) -> Path:
+    """A random checkpoint whose draft stages route to more experts than its layers."""
+    return tiny_path(dspark_num_experts_per_tok=3, **overrides)
+
+
 @functools.cache
 def drafting(variant: str = "plain", path: Any = None, temperatures: tuple[float, ...] = (1.0,)) -> Driver:
-    where = path or tiny_path()
+    where = path or draft_path()
     return make_driver(where, variant, blocks=80, slots=40, draft_tokens=K, temperatures=temperatures)  # type: ignore[arg-type]
 
 
@@ -45,7 +51,7 @@ def proposals(driver: Driver, prompts: Sequence[Sequence[int]], tokens: Sequence
 )
 def test_drafts_equal_those_of_the_dense_oracle(variant: str, length: int) -> None:
     """In the cache formats only texts so short that no value lies at a rounding midpoint."""
-    oracle = DraftReference(tiny_path(), caches=variant == "kvq")
+    oracle = DraftReference(draft_path(), caches=variant == "kvq")
     ids = prompt(length, seed=length)
     (got, _) = proposals(drafting(variant), [ids], [77])
     block, previous = oracle.propose(ids, 77), 77
@@ -72,7 +78,7 @@ def test_drafts_are_the_same_alone_and_in_any_batch(variant: str, count: int) ->
 
 def test_fewer_drafts_are_the_first_of_the_block() -> None:
     ids = prompt(40, seed=2)
-    two = make_driver(tiny_path(), "released", draft_tokens=2)
+    two = make_driver(draft_path(), "released", draft_tokens=2)
     (few, _), (all_, _) = proposals(two, [ids], [5]), proposals(drafting("released"), [ids], [5])
     assert torch.equal(few.logits[0], all_.logits[0, :2])
     assert torch.equal(few.confidences[0], all_.confidences[0, :2])
@@ -116,7 +122,7 @@ def test_logits_made_one_draft_at_a_time_are_the_same(monkeypatch: pytest.Monkey
 
 
 def test_unquantised_checkpoint_drafts_like_its_oracle() -> None:
-    path, ids = tiny_path(quantization_config="null"), prompt(30, seed=12)
+    path, ids = draft_path(quantization_config="null"), prompt(30, seed=12)
     (got, _) = proposals(drafting("plain", path), [ids], [77])
     oracle = DraftReference(path, caches=False)
     logits, dot = oracle.step(oracle.propose(ids, 77), 0, 77)
@@ -134,7 +140,7 @@ def zero(*names: str) -> Any:
 
 def test_without_markov_term_a_draft_does_not_depend_on_the_one_before() -> None:
     ids = prompt(20, seed=4)
-    driver = drafting("plain", edited(tiny_path(), zero(f"{LAST}.markov_head.head.weight")))
+    driver = drafting("plain", edited(draft_path(), zero(f"{LAST}.markov_head.head.weight")))
     s = driver.open(ids)
     driver.run([(s, 20)], prompt=True)
     block = driver.model.draft(None, driver.inputs, torch.tensor([5]), None, driver.caches)
@@ -197,6 +203,6 @@ def equal_to_the_model(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("variant", ["released", "plain"])
 def test_draft_that_equals_the_model_is_accepted_whole(variant: str) -> None:
-    path = edited(tiny_path(dspark_markov_rank=128), equal_to_the_model)
+    path = edited(draft_path(dspark_markov_rank=128), equal_to_the_model)
     run = speculate(drafting(variant, path), prompt(20, seed=9), 30)
     assert run.accepted == [K] * len(run.accepted) == [K] * 5
