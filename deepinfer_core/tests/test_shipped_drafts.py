@@ -7,9 +7,7 @@ import importlib.util
 from typing import Any
 
 import pytest
-from attrs import evolve
 
-from deepinfer_core import memory
 from deepinfer_core.errors import ConfigError
 from deepinfer_core.llm import LLM
 from deepinfer_core.sampling_params import SamplingParams
@@ -24,8 +22,6 @@ PARAMS = [
     SamplingParams(temperature=0.8, top_p=0.9, max_tokens=9, seed=7, ignore_eos=True),
     SamplingParams(temperature=1, top_k=20, min_p=0.01, max_tokens=14, seed=8, ignore_eos=True),
 ]
-BLOCK_BYTES, SLOT_BYTES = 2304, 28_416
-"""Of the shipped checkpoint in blocks of 16 tokens; a slot with the rings and the block of the draft head."""
 
 
 def run(draft_tokens: int, params: list[SamplingParams] = PARAMS, **settings: Any) -> tuple[list[Any], Any, Any]:
@@ -62,10 +58,6 @@ def test_drafts_change_no_token_and_wait_for_no_device(draft_tokens: int, overla
     assert times.draft > 0
 
 
-def test_chunks_of_prompts_change_no_token() -> None:
-    assert tokens(run(4, max_chunk=5)[0]) == plain()
-
-
 def test_answers_that_end_at_the_longest_length_end_there() -> None:
     """Rows and drafts of the last steps lie beyond the last position that a request may have."""
     lengths = [SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)] * 3
@@ -73,36 +65,6 @@ def test_answers_that_end_at_the_longest_length_end_there() -> None:
     want, _, _ = run(0, lengths, max_model_len=48)
     assert tokens(got) == tokens(want)
     assert {output.finish_reason for output in got} == {"length"}
-
-
-GREEDY = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
-
-
-@pytest.mark.slow
-def test_reused_prefixes_change_no_token_of_a_draft_run() -> None:
-    """One after the other, so that both runs find the same blocks."""
-    prefix = "class Reader:\n    def read(self, size):\n        return self.buffer[:size]\n" * 3
-    prompts = [prefix + tail for tail in ("import os", "def f", "class A")]
-    answers = []
-    for draft_tokens in (0, 4):
-        settings = {"block_size": 16, "max_model_len": 256, "draft_tokens": draft_tokens, "prefix_cache": True}
-        with LLM(backend="cpu", max_num_seqs=1, **settings) as llm:
-            outputs = llm.generate(prompts, GREEDY)
-            answers.append(tokens(outputs))
-            assert llm.built.engine.prefix_cache_report.saved_tokens > 0
-            accepted = llm.built.engine.core.stats().tokens_accepted
-    assert answers[0] == answers[1]
-    assert accepted > 0
-
-
-@pytest.mark.slow
-def test_preempted_requests_keep_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "SLOT_SHARE", 0.99)
-    longer = [evolve(params, max_tokens=40) for params in PARAMS]
-    with pytest.warns(UserWarning, match="W_CAPACITY: the caches hold"):
-        outputs, stats, _ = run(4, longer, kv_memory=8 * BLOCK_BYTES + 4 * SLOT_BYTES)
-    assert stats.preemptions > 0
-    assert tokens(outputs) == tokens(run(0, longer)[0])
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import torch
 from dense_drafts import DraftReference
 from torch import Tensor
 from v41_driver import Driver, Proposal
+from v41_equal_draft import equal_to_the_model
 from v41_models import make_driver
 from v41_speculation import speculate
 from v41_tiny import edited, prompt, tiny_path
@@ -186,19 +187,6 @@ def test_request_that_is_not_finite_gets_no_confidence_and_spoils_no_other() -> 
     assert got.confidences[0].tolist() == [0.0] * K
     assert torch.equal(got.logits[1], want.logits[1])
     assert torch.equal(got.confidences[1], want.confidences[1])
-
-
-def equal_to_the_model(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Every sublayer adds nothing, so the next token depends on the current one only; the Markov head knows it."""
-    for name, tensor in tensors.items():
-        if name.endswith(("wo_b.weight", "w2.weight", "engram.wkv.weight", f"{LAST}.norm.weight")):
-            tensor.view(torch.uint8).zero_()
-    embed, head = tensors["embed.weight"].float(), tensors["head.weight"]
-    normed = embed * torch.rsqrt(embed.square().mean(-1, keepdim=True))
-    return {
-        f"{LAST}.markov_head.embed.weight": normed.to(torch.bfloat16),
-        f"{LAST}.markov_head.head.weight": head.clone(),
-    }
 
 
 @pytest.mark.parametrize("variant", ["released", "plain"])

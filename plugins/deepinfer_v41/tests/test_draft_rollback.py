@@ -15,20 +15,9 @@ from torch import Tensor
 from v41_driver import Driver, Proposal, Sequence_
 from v41_models import make_driver
 from v41_speculation import Run, Spoil, decode_alone, speculate_together
-from v41_tiny import prompt, tiny_path
+from v41_tiny import SMALL, prompt, tiny_path
 
 K = 5
-SMALL = {
-    "num_hidden_layers": 6,
-    "num_nextn_predict_layers": 2,
-    "compress_ratios": [0, 2, 2, 1, 1, 1, 0, 0],
-    "kv_source_layer_ids": [1, 3],
-    "index_source_layer_ids": [1, 3, 5],
-    "candidate_source_layer_id": 3,
-    "engram_layer_ids": [1],
-    "engram_num_embeddings": [1362],
-    "dspark_target_layer_ids": [3, 4, 5],
-}
 VARIANTS = ["released", pytest.param("kvq", marks=pytest.mark.slow), pytest.param("plain", marks=pytest.mark.slow)]
 PAIRS = list(itertools.product(range(K + 1), repeat=2))
 
@@ -102,6 +91,23 @@ def test_every_number_of_accepted_drafts_gives_the_bits_of_one_by_one_decoding(v
     runs = speculate_together(drafting(variant), [ids] * len(PAIRS), 4, spoils=spoils)
     for run, counts in zip(runs, PAIRS, strict=True):
         check(run, counts, variant, length)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draft_tokens", [1, 2, 8])
+def test_any_draft_length_with_any_number_accepted(draft_tokens: int) -> None:
+    """A head of a block of 8: the buffers follow the block."""
+    path = tiny_path(**SMALL, dspark_block_size=8)
+    driver = make_driver(path, "released", blocks=90, slots=45, draft_tokens=draft_tokens)
+    ids = prompt(29, seed=29)
+    (free,) = speculate_together(driver, [ids], 2 * draft_tokens + 12)
+    spoils = [forcing(free.tokens, (kept, draft_tokens - kept)) for kept in range(draft_tokens + 1)]
+    runs = speculate_together(driver, [ids] * len(spoils), 4, spoils=spoils)
+    for kept, run in enumerate(runs):
+        assert run.accepted[:2] == [kept, draft_tokens - kept]
+        made = len(run.logits)
+        assert run.tokens[:made] == free.tokens[:made]
+        assert torch.equal(torch.stack(run.logits), torch.stack(free.logits[:made]))
 
 
 @pytest.mark.parametrize("chunk", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 8))])

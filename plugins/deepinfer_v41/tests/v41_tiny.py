@@ -21,6 +21,19 @@ from deepinfer_v41.config import V41Config
 
 _ROOT = tempfile.TemporaryDirectory(prefix="deepinfer-v41-tests-")
 
+SMALL = {
+    "num_hidden_layers": 6,
+    "num_nextn_predict_layers": 2,
+    "compress_ratios": [0, 2, 2, 1, 1, 1, 0, 0],
+    "kv_source_layer_ids": [1, 3],
+    "index_source_layer_ids": [1, 3, 5],
+    "candidate_source_layer_id": 3,
+    "engram_layer_ids": [1],
+    "engram_num_embeddings": [1362],
+    "dspark_target_layer_ids": [3, 4, 5],
+}
+"""Overrides for half the layers: every kind of them, and two draft stages."""
+
 
 @functools.cache
 def _written(overrides: str) -> Path:
