@@ -29,7 +29,7 @@ import numpy as np
 from deepinfer_core import LLM, SamplingParams
 
 COUPLINGS = [(0.2, 1.0), (0.2, 3.0), (0.5, 3.0), (1.0, 3.0)]
-"""(noise of the drafter's logits, sharpness of both)."""
+"""(standard deviation of the noise in the drafter's logits, that of the logits themselves)."""
 WIDTH = 200
 
 
@@ -99,8 +99,8 @@ def coupling(trials: int) -> list[dict[str, Any]]:
         draw = np.random.default_rng(17)
         overlap, same = [], []
         for _ in range(trials):
-            logits = draw.normal(size=WIDTH)
-            q, p = (softmax(sharpness * x) for x in (logits, logits + sigma * draw.normal(size=WIDTH)))
+            logits = sharpness * draw.normal(size=WIDTH)
+            q, p = softmax(logits), softmax(logits + sigma * draw.normal(size=WIDTH))
             noise = -np.log(-np.log(draw.random(WIDTH)))
             overlap.append(float(np.minimum(p, q).sum()))
             same.append(int(np.argmax(np.log(q) + noise) == np.argmax(np.log(p) + noise)))

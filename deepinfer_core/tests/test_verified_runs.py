@@ -37,7 +37,9 @@ def run(spoil: str, params: list[SamplingParams], prompts: list[list[int]] = PRO
     with verified_llm(SPOILT[spoil], **settings) as llm:
         outputs = llm.generate(prompts, params)
         check_idle(llm)
-    assert [output.error for output in outputs] == [None] * len(outputs)
+    failed = [output.error for output in outputs if output.error is not None]
+    if failed:
+        raise AssertionError(f"{failed}")
     return outputs
 
 

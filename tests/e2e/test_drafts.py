@@ -73,7 +73,8 @@ def check_equal(reference: Reference, count: int, settings: Mapping[str, Any], *
     if different:
         first = different[0]
         raise AssertionError(f"requests {different} differ; the first: {wanted[first]} became {found[first]}")
-    assert 0 < sum(report.accepted) <= sum(report.verified) <= report.proposed
+    if not 0 < sum(report.accepted) <= sum(report.verified) <= report.proposed:
+        raise AssertionError(f"{report}")
     return stats
 
 

@@ -40,10 +40,17 @@ def check(tokens: Any, expected: Any) -> None:
     expected = np.asarray(expected)
     counts = np.bincount(tokens, minlength=8)
     live = expected > 0
-    assert counts[~live].sum() == 0
-    assert np.abs(counts / len(tokens) - expected).sum() / 2 < 0.01 * (N / len(tokens)) ** 0.5
+    require(counts[~live].sum() == 0, "tokens without probability")
+    distance = np.abs(counts / len(tokens) - expected).sum() / 2
+    require(distance < 0.01 * (N / len(tokens)) ** 0.5, f"total variation {distance}")
     if live.sum() > 1:
-        assert stats.chisquare(counts[live], expected[live] * len(tokens)).pvalue > 1e-3
+        result = stats.chisquare(counts[live], expected[live] * len(tokens))
+        require(result.pvalue > 1e-3, f"{result}")
+
+
+def require(holds: bool, what: str) -> None:
+    if not holds:
+        raise AssertionError(what)
 
 
 def verified(q: Any, p: Any, mode: str, *, position: int = 5) -> tuple[Any, Any, Any]:
