@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attrs import evolve
 
 from deepinfer_core import LLM, RequestOutput, SamplingParams
 
@@ -124,6 +125,19 @@ def test_command_lists_logprobs_as_strict_json(run: Any) -> None:
     assert all(len(item["top"]) == 2 for item in record["logprobs"])
     assert record["prompt_logprobs"][0] is None
     assert len(record["prompt_logprobs"]) == record["num_prompt_tokens"]
+
+
+def test_one_legal_token_has_a_finite_logprob_and_strict_json() -> None:
+    pytest.importorskip("xgrammar", reason="install xgrammar to keep answers to a regular expression")
+    params = SamplingParams(max_tokens=12, temperature=1, seed=2, top_logprobs=5, regex="aaaa")
+    for mode in ("processed", "raw"):
+        (output,) = answers(evolve(params, logprobs_mode=mode), ["import os"])
+        record = json.loads(json.dumps(output.as_record(), allow_nan=False))
+        assert output.text == "aaaa"
+        assert len(record["logprobs"]) == record["num_output_tokens"]
+        assert all(-9999 <= item["logprob"] <= 0 for item in record["logprobs"])
+        assert all(len(item["top"]) == 5 for item in record["logprobs"]) == (mode == "raw")
+        assert record["logprobs"][-1]["token_id"] == output.token_ids[-1]
 
 
 @pytest.mark.parametrize(

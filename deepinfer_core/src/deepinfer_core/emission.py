@@ -50,22 +50,22 @@ class Emitter:
         """``bad_rows``: uid -> why the row has no token."""
         if events.seq_uid is None or not len(events.seq_uid):
             return
-        live = self._live
+        find, take, with_drafts = self._live.get, self._token, self._with_drafts
         logprobs = EventLogprobs(events, with_sum_smaller=self._with_sum_smaller)
-        drafted = _drafted(events) if self._with_drafts else {}
+        drafted = _drafted(events) if with_drafts else {}
         columns = (events.seq_uid, events.kind, events.flags, events.token_id, events.finish_reason)
         rows = zip(*(column.tolist() for column in columns), strict=True)
         for at, (uid, kind, flags, token, reason) in enumerate(rows):
-            request = live.get(uid)
+            request = find(uid)
             if request is None:
                 continue  # it ended on this side: a stop string, an abort
             if kind == TOKEN:
                 if request.asks_details:
                     _keep_logprobs(request, logprobs, at, token, flags)
-                if self._with_drafts:
+                if with_drafts:
                     request.drafted_tokens += drafted.pop(uid, 0)  # with the step's first token: it may be the last
                     request.accepted_tokens += flags & FROM_DRAFT != 0
-                self._token(request, token, reason if flags & LAST else None)
+                take(request, token, reason if flags & LAST else None)
             elif flags & LAST:
                 self._ended(request, reason, bad_rows.get(uid) or BadRow(NO_TOKEN))
 
