@@ -244,7 +244,7 @@ ANYTHING = st.recursive(
 )
 MESSAGE = st.fixed_dictionaries(
     {"role": st.sampled_from(ROLES), "content": st.sampled_from(["hi", "", None]) | ANYTHING},
-    optional={key: ANYTHING for key in KEYS[2:6]},
+    optional=dict.fromkeys(KEYS[2:6], ANYTHING),
 )
 
 
@@ -256,7 +256,7 @@ MESSAGE = st.fixed_dictionaries(
     st.booleans(),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 def test_any_messages_are_rendered_or_refused(messages: Any, tools: Any, thinking: bool, continue_last: bool) -> None:
     try:
         prompt = prompt_of(messages, tools=tools, thinking=thinking, continue_last=continue_last)

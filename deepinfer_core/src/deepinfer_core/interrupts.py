@@ -89,4 +89,5 @@ class HeldInterrupt:
         signal.signal(signal.SIGINT, self._raise)
         if self._pending:
             self._pending = False
-            raise KeyboardInterrupt
+            if not isinstance(exc[1], StepInterrupted):  # that one is on its way already, and says more
+                raise KeyboardInterrupt
