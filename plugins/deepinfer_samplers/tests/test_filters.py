@@ -152,6 +152,17 @@ def test_filters_of_wide_rows_agree_with_the_plain_version(levels, filters):
     assert kept == set(oracle.ranking(row)[: len(kept)])
 
 
+@pytest.mark.parametrize("filters", [{"top_p": 0.3}, {"top_p": 0.9}, {"top_p": 0.999}, {"top_k": 100}], ids=str)
+def test_filters_sort_more_tokens_where_the_first_do_not_do(monkeypatch, filters):
+    row = torch.randn(3000, generator=torch.Generator().manual_seed(8)).tolist()
+    whole = processed(row, **filters)
+    for candidates in ((4, 64, 700), (1,), ()):
+        monkeypatch.setattr("deepinfer_samplers.filters._CANDIDATES", candidates)
+        got = processed(row, **filters)
+        assert torch.equal(got.dropped, whole.dropped)
+        assert torch.equal(got.probabilities, whole.probabilities)
+
+
 rows = st.lists(
     st.one_of(
         st.floats(-20, 20, width=32),

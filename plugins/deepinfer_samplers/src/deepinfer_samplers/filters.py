@@ -19,10 +19,9 @@ MASS_BITS: Final = 44
 MAX_VOCAB: Final = 2**18
 """Widest row whose total mass fits into an int64 with a bit to spare."""
 MASS_ONE: Final = float(2**MASS_BITS)
-_CANDIDATES: Final = 1024
-"""Tokens of a wide row that are sorted at first; all of them if the survivors turn out to be more, or cannot be
-counted without waiting for a device."""
-_WIDE_ROW: Final = 4 * _CANDIDATES
+_CANDIDATES: Final = (1024, 16384)
+"""Tokens of a row four times as wide that are sorted at first; more of them if the survivors turn out to be more, and
+all if that can only be known by waiting for a device."""
 _FRACTION_BITS: Final = 31
 _FRACTION_MASK: Final = 2**_FRACTION_BITS - 1
 
@@ -119,8 +118,8 @@ def cut(
     limit = (total >> _FRACTION_BITS) * filters.top_p
     limit += ((total & _FRACTION_MASK) * filters.top_p) >> _FRACTION_BITS
     width = logits.shape[-1]
-    few_may_do = width > _WIDE_ROW and shortcuts.on_host(logits)
-    for count in (_CANDIDATES, width) if few_may_do else (width,):
+    fewer = [count for count in _CANDIDATES if 4 * count <= width] if shortcuts.on_host(logits) else []
+    for count in (*fewer, width):
         values = highest(logits, count)
         relative = _scale(values, peaks, filters.temperature).exp_()
         if filters.min_p is not None:

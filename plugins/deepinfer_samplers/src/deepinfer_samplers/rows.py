@@ -125,7 +125,7 @@ class Preparation:
 
     def _prepare(self, logits: torch.Tensor, step: StepParameters, at: slice, before: torch.Tensor | None) -> Rows:
         raw = logits[at] if step.source is None else logits[shortcuts.upload(step.source[at], logits.device)]
-        rows = step.rows.pick(at)
+        rows = step.rows if at.stop - at.start == len(step.rows) else step.rows.pick(at)
         best, peaks = _best(raw)
         broken = ~peaks.isfinite()  # the peak is the row's NaN if it holds one
         failed, allowed = broken, self._changed(raw, step, at, rows, None if before is None else before[at])
