@@ -11,6 +11,7 @@ from deepinfer_core.draft_report import DraftReport
 from deepinfer_core.sampling_params import SamplingParams
 
 pytest.importorskip("torch", reason="the sampler is plain torch")
+pytest.importorskip("deepinfer_samplers", reason="the sampler is a plugin")
 
 PROMPTS = prompts_of(4, 6, seed=61)
 

@@ -14,6 +14,7 @@ from deepinfer_core import build
 from deepinfer_core.sampling_params import SamplingParams
 
 pytest.importorskip("torch", reason="the sampler is plain torch")
+pytest.importorskip("deepinfer_samplers", reason="the sampler is a plugin")
 pytestmark = pytest.mark.usefixtures("overlap")
 
 

@@ -17,6 +17,7 @@ from deepinfer_core.calibration.verify_curve import VerifyCurve, curve_of, load,
 from deepinfer_core.sampling_params import SamplingParams
 
 pytest.importorskip("torch", reason="the sampler is plain torch")
+pytest.importorskip("deepinfer_samplers", reason="the sampler is a plugin")
 
 PROMPTS = prompts_of(5, 7, seed=51)
 COUNTS = (9, 1, 30, 17, 23)
