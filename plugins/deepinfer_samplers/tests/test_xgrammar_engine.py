@@ -6,6 +6,7 @@ import json
 import random
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 
 import numpy as np
@@ -262,3 +263,31 @@ def test_library_without_a_name_that_is_used_is_refused(monkeypatch):
 def test_library_is_loaded_without_the_packages_that_it_does_not_need(engine):
     assert "triton" not in sys.modules
     assert "transformers" not in sys.modules or hasattr(sys.modules["transformers"], "__path__")  # no stand-in is left
+
+
+def test_grammars_compiled_by_several_threads_are_those_of_one(engine):
+    patterns = [f"{chr(97 + i)}{{{i + 1}}}x?" for i in range(20)]
+    with ThreadPoolExecutor(4) as pool:
+        grammars = list(pool.map(lambda pattern: regex(engine, pattern), patterns * 2))
+    for index, grammar in enumerate(grammars):
+        i = index % 20
+        assert holds(grammar, TOKENIZER, chr(97 + i) * (i + 1))
+        assert not holds(grammar, TOKENIZER, chr(97 + i) * (i + 2))
+
+
+def test_requests_of_one_grammar_do_not_influence_each_other(engine):
+    grammars = [regex(engine, pattern) for pattern in ("ab*c", "[xyz]{3}", "(?:no|on)+")]
+    matchers = [grammars[index % 3].matcher() for index in range(8)]
+    texts = [b"abbc", b"xyz", b"noonno"]
+    alone = [[allowed(m, TOKENIZER.size).tolist()] for m in (grammar.matcher() for grammar in grammars)]
+    for text, grammar, seen in zip(texts, grammars, alone, strict=True):
+        matcher = grammar.matcher()
+        seen += [matcher.accept(byte) and allowed(matcher, TOKENIZER.size).tolist() for byte in text]
+    for step in range(max(map(len, texts)) + 1):
+        for index, matcher in enumerate(matchers):
+            if index == 4 and step > 1:
+                continue  # one of them is cancelled
+            if step <= len(texts[index % 3]):
+                assert allowed(matcher, TOKENIZER.size).tolist() == alone[index % 3][step]
+            if step < len(texts[index % 3]):
+                assert matcher.accept(texts[index % 3][step])
