@@ -10,7 +10,7 @@ import pytest
 
 from deepinfer_core import LLM, SamplingParams
 
-pytest.importorskip("xgrammar", reason="no grammar engine without it: pip install 'deepinfer-samplers[xgrammar]'")
+pytest.importorskip("xgrammar", reason="structured output is not installed: requirements-xgrammar.txt")
 pytestmark = pytest.mark.timeout(300)  # seconds on an idle machine, minutes on a crowded one
 
 HEAD = r"(def|class) [a-z]{1,8}\(\): (pass|return)"

@@ -49,7 +49,8 @@ def test_no_grammar_engine_names_what_to_install(site):
     assert str(caught.value) == (
         "E_UNSUPPORTED: structured output needs a grammar engine, and none can be used here\n"
         "  reason: no plugin provides one\n"
-        "  remedy: pip install 'deepinfer-samplers[xgrammar]'"
+        "  remedy: in a clone: pip install --no-deps -r requirements-xgrammar.txt; "
+        "elsewhere: pip install 'deepinfer-samplers[xgrammar]' (with triton, 1 GB)"
     )
 
 

@@ -12,7 +12,10 @@ from deepinfer_core.plugins.registry import PluginRecord
 from deepinfer_core.plugins.selection import unmet_requires
 
 FIRST_CHOICE = "xgrammar"
-INSTALL = "pip install 'deepinfer-samplers[xgrammar]'"
+INSTALL = (
+    "in a clone: pip install --no-deps -r requirements-xgrammar.txt; "
+    "elsewhere: pip install 'deepinfer-samplers[xgrammar]' (with triton, 1 GB)"
+)
 
 
 def choose_grammar_engine(manager: PluginManager) -> PluginRecord:
