@@ -132,7 +132,8 @@ def with_drafts(logits: torch.Tensor, plain: list[list[int]], parts: Any, stream
                 )
             tokens[i].append(int(out.sampled_ids[i]))
             told[i].append((out.sampled_logprob[i].tobytes(), out.top_ids[i].tolist(), out.top_logprobs[i].tobytes()))
-            assert (out.verified_top_ids[first[i] + accepted : first[i] + rows_of[i]] == -1).all()
+            if (out.verified_top_ids[first[i] + accepted : first[i] + rows_of[i]] != -1).any():
+                raise AssertionError("alternatives of rows that do not count")
     raise AssertionError("no end")
 
 
