@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
 
 from deepinfer_core.errors import DeepInferError
 from deepinfer_core.finish_detail import FinishDetail
@@ -81,6 +82,14 @@ class Emitter:
         request.finish(reason, detail, error)
         self._tell_ended(request)
         request.inbox.append(request)
+
+    def end_in_grammar(self, request: Request, failure: Failure) -> None:
+        """Its grammar cannot go on, while a row of it is in flight: what comes of that is dropped."""
+        from deepinfer_native.errors import NotFoundError
+
+        with suppress(NotFoundError):  # the core has ended it for another reason, and has not said so yet
+            self._finish(request.uid, FinishReason.GRAMMAR, len(request.token_ids))
+        self.end(request, "grammar", failure.detail, failure.error)
 
     def _token(self, request: Request, token: int, reason: int | None) -> None:
         """``reason``: why the core ends the request with this token; none if it goes on."""

@@ -34,11 +34,9 @@ from deepinfer_core.pipeline.meter import StepMeter
 from deepinfer_core.pipeline.sample import sample
 from deepinfer_core.pipeline.schedule import schedule
 from deepinfer_core.prefix import PrefixCacheReport
-from deepinfer_core.records import FinishReason
 from deepinfer_core.requests import Request, too_long
 from deepinfer_core.sampling_params import SamplingParams
 from deepinfer_core.step_choice import LocalChooser, StepChooser
-from deepinfer_core.structured.failures import Failure
 from deepinfer_core.structured.manager import WAIT_S, GrammarManager
 from deepinfer_core.structured.report import GrammarReport
 from deepinfer_core.submission import check_params
@@ -81,7 +79,6 @@ class Engine:
         self._drafts = DraftCounter(core.config.num_draft)
         self._live: dict[int, Request] = {}
         self._grammars = grammars
-        self._mask = partial(grammars.running.mask, fail=self._end_in_grammar)
         self._emitter = Emitter(
             self._live,
             tokenizer,
@@ -91,6 +88,7 @@ class Engine:
             with_drafts=core.config.num_draft > 0,
             with_sum_smaller=parts.with_sum_smaller,
         )
+        self._mask = partial(grammars.running.mask, fail=self._emitter.end_in_grammar)
         self._admission = Admission(core, self._live, self._emitter.end, grammars)
         self._named = NamedRequests(parts.parts_maker)
         self._lock = threading.RLock()
@@ -115,14 +113,6 @@ class Engine:
             self._require_usable()
             self._named.add(request)
             self._admission.submit(request)
-
-    def _end_in_grammar(self, request: Request, failure: Failure) -> None:
-        """While its row is in flight: what comes of that is dropped."""
-        from deepinfer_native.errors import NotFoundError
-
-        with suppress(NotFoundError):  # the core has ended it for another reason, and has not said so yet
-            self.core.finish(request.uid, FinishReason.GRAMMAR, len(request.token_ids))
-        self._emitter.end(request, "grammar", failure.detail, failure.error)
 
     def step(self) -> bool:
         """Run one step; results go to the inboxes of their requests. False when nothing is left to do.
