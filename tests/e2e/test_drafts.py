@@ -110,7 +110,8 @@ def test_the_rest_of_the_engine_changes_no_token(reference: Reference, settings:
     check_equal(reference, 9, {"draft_tokens": BLOCK, **settings})
 
 
-@pytest.mark.parametrize("overlap", [True, *slow(False)])
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [True, False])
 def test_preemption_changes_no_token(reference: Reference, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     planned = build.plan_pools
     monkeypatch.setattr(build, "plan_pools", lambda *args, **more: evolve(planned(*args, **more), num_blocks=10))
@@ -118,6 +119,7 @@ def test_preemption_changes_no_token(reference: Reference, overlap: bool, monkey
     assert stats.preemptions > 0
 
 
+@pytest.mark.slow
 def test_prefix_hits_give_the_tokens_that_they_give_without_drafts() -> None:
     """One prompt after the other, so that both engines find the same blocks."""
     body = [5 + i * 7 % 900 for i in range(150)]
