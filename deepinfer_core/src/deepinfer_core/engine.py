@@ -31,6 +31,7 @@ from deepinfer_core.pipeline.collect import collect, nothing, refused, settle
 from deepinfer_core.pipeline.faults import internal_fault
 from deepinfer_core.pipeline.forward import forward
 from deepinfer_core.pipeline.meter import StepMeter
+from deepinfer_core.pipeline.record import launch
 from deepinfer_core.pipeline.sample import sample
 from deepinfer_core.pipeline.schedule import schedule
 from deepinfer_core.prefix import PrefixCacheReport
@@ -267,11 +268,11 @@ class Engine:
         record.named = self._named.of_step(record, self._live)
         parts.times.overlapped_steps += previous is not None
         try:
-            _launch(forward, parts, self.core, record, previous)
+            launch(forward, parts, self.core, record, previous)
             if previous is not None:
                 self._commit(parts, previous)
             if record.fault is None:
-                _launch(sample, parts, self.core, record, self._mask)
+                launch(sample, parts, self.core, record, self._mask)
             if self._depth == 1 or record.is_prefill or record.fault is not None:
                 self._commit(parts, record)
             if not self._live:
@@ -386,11 +387,3 @@ class Engine:
         self._admission.stop("engine", error)
         for request in list(self._live.values()):
             self._emitter.end(request, "engine", error=error)
-
-
-def _launch(phase: Callable[..., None], parts: Machinery, core: Any, record: StepRecord, *more: Any) -> None:
-    """Run phase B or C; a fault waits in the record until it is the step's turn to be committed."""
-    try:
-        phase(parts, core, record, *more)
-    except StepFault as fault:
-        record.fault = fault

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from attrs import define, field
@@ -79,3 +79,11 @@ class StepRecord:
         if not self.is_prefill:
             return []
         return [uid for uid, is_last in zip(self.uids, self.outputs.is_last_chunk.tolist(), strict=True) if is_last]
+
+
+def launch(phase: Callable[..., None], parts: Any, core: Any, record: StepRecord, *more: Any) -> None:
+    """Run phase B or C; a fault waits in the record until it is the step's turn to be committed."""
+    try:
+        phase(parts, core, record, *more)
+    except StepFault as fault:
+        record.fault = fault
