@@ -88,7 +88,8 @@ def run_programs(folder: Path, build: Any, mode: str, objects: list[str]) -> Non
     units = [o for o in objects if Path(o).stem in ("di_handle", "di_siphash", "di_error")]
     for name, (sources, link, arguments) in programs.items():
         program = str(folder / name)
-        linked = units if name == "units_program" else objects  # it stands in for the rest of the core
+        # One stands in for the rest of the core, one includes the source that it looks into.
+        linked = {"units_program": units, "ranges_program": []}.get(name, objects)
         command = ["gcc", *SANITIZE[mode], *flags(build), *link, *sources, *linked, "-lm", "-o", program]
         subprocess.check_call(command)
         sys.stdout.write(f"{name} {' '.join(arguments)}\n")

@@ -53,7 +53,7 @@ DI_IN_RANGE(di_in_range_i8, int8_t, INT8_MIN, INT8_MAX)
 DI_IN_RANGE(di_in_range_i16, int16_t, INT16_MIN, INT16_MAX)
 
 /* The same for every width-th value from x on: a column of a table. */
-DI_VECTORISE static inline bool di_in_range_column(const int32_t *x, int64_t n, int width, int64_t low, int64_t high)
+DI_VECTORISE static bool di_in_range_column(const int32_t *x, int64_t n, int width, int64_t low, int64_t high)
 {
     const int32_t a = di_narrow(low), b = di_narrow(high);
     if (n > 0 && (low > a || high < b || low > high)) return false;
@@ -63,7 +63,7 @@ DI_VECTORISE static inline bool di_in_range_column(const int32_t *x, int64_t n, 
 }
 
 /* NaN is in no range. */
-DI_VECTORISE static inline bool di_in_range_f32(const float *x, int64_t n, float low, float high)
+DI_CLONES DI_VECTORISE static bool di_in_range_f32(const float *x, int64_t n, float low, float high)
 {
     int32_t out = 0;
     for (int64_t i = 0; i < n; i++) out |= (x[i] >= low ? 0 : 1) | (x[i] <= high ? 0 : 1);
@@ -85,7 +85,7 @@ DI_VECTORISE static inline int64_t di_greatest(const int32_t *x, int64_t n)
 }
 
 /* Whether every x is in [low, high]; the bounds may lie outside of 32 bits. */
-DI_VECTORISE static bool di_in_range(const int32_t *x, int64_t n, int64_t low, int64_t high)
+DI_CLONES DI_VECTORISE static bool di_in_range(const int32_t *x, int64_t n, int64_t low, int64_t high)
 {
     if (n > 0 && (low > INT32_MAX || high < INT32_MIN || low > high)) return false;
     /* One comparison: x - low is at most high - low as unsigned, and, moved by 2^31, as signed. */
@@ -94,6 +94,20 @@ DI_VECTORISE static bool di_in_range(const int32_t *x, int64_t n, int64_t low, i
     const int32_t top = (int32_t)(b - base);
     int32_t out = 0;
     for (int64_t i = 0; i < n; i++) out |= -((int32_t)((uint32_t)x[i] - base) > top);
+    return out == 0;
+}
+
+/* The same, but that x may also be the number ``other``. */
+DI_CLONES DI_VECTORISE static bool di_in_range_or(const int32_t *x, int64_t n, int64_t other, int64_t low, int64_t high)
+{
+    if (other != (int32_t)other) return di_in_range(x, n, low, high);
+    const int is_empty = low > INT32_MAX || high < INT32_MIN || low > high;
+    const uint32_t a = (uint32_t)di_max(low, INT32_MIN), b = (uint32_t)di_min(high, INT32_MAX);
+    const uint32_t base = a + UINT32_C(0x80000000);
+    const int32_t top = (int32_t)(b - base), same = (int32_t)other, none = is_empty ? -1 : 0;
+    int32_t out = 0;
+    for (int64_t i = 0; i < n; i++)
+        out |= (-((int32_t)((uint32_t)x[i] - base) > top) | none) & -(x[i] != same);
     return out == 0;
 }
 

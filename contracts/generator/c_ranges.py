@@ -40,7 +40,8 @@ def _sides(e: Expr) -> list[tuple[Expr, Expr, bool, bool]] | None:
 
 def range_test(e: Expr, s: Scratch) -> str:
     """C condition: the elements [first, n) are in the range that ``e`` gives for one array; "" if ``e`` is no range."""
-    sides = _sides(e)
+    other = _other(e, s)
+    sides = _sides(e.args[1] if other else e)
     if not sides:
         return ""
     x = sides[0][0]
@@ -62,10 +63,23 @@ def range_test(e: Expr, s: Scratch) -> str:
     if len(lows) > 1 or len(highs) > 1:
         return ""
     low, high = (lows or ["INT32_MIN"])[0], (highs or ["INT32_MAX"])[0]
+    if other:
+        return f"di_in_range_or({at}, n - first, {other}, {low}, {high})"
     if x.column >= 0:
         at = f"f{s.array(x.owner, x.name)} + first * {x.number} + {x.column}"
         return f"di_in_range_column({at}, n - first, {x.number}, {low}, {high})"
     return f"di_in_range{_INTEGERS[dtype]}({at}, n - first, {low}, {high})"
+
+
+def _other(e: Expr, s: Scratch) -> str:
+    """``k`` of ``x == k or`` a range of the same int32 array ``x``; "" if ``e`` is not that."""
+    if e.op != "or" or e.args[0].op != "==":
+        return ""
+    x, number = e.args[0].args
+    sides = _sides(e.args[1])
+    if not sides or (sides[0][0].owner, sides[0][0].name) != (x.owner, x.name) or not Loop(s).is_i32(x):
+        return ""
+    return Loop(s).hoist(number) if number.op == "const" else ""
 
 
 def _float_bounds(sides: list[tuple[Expr, Expr, bool, bool]]) -> str:

@@ -231,13 +231,16 @@ class _Emitter:
                 body, limit = body.args[1], f"di_min({n}, di_max({loop.hoist(part.args[1])}, 0))"
                 first, n = ("0", limit) if part.op == "<" else (limit, n)
                 condition = loop.element(body, "i", False)
-            s.lines.append(f"const int64_t first = {first}, n = {n}; int32_t wrong = 0;")
             test = range_test(body, s)
             if test:
-                s.lines.append(f"if ({test}) continue;")
+                s.lines += [f"const int64_t first = {first}, n = {n};", f"if ({test}) continue;"]
+            else:
+                s.lines += [
+                    f"const int64_t first = {first}, n = {n}; int32_t wrong = 0;",
+                    f"for (int64_t i = first; i < n; i++) wrong |= {condition} ? 0 : 1;",
+                ]
             s.lines += [
-                f"for (int64_t i = first; i < n; i++) wrong |= {condition} ? 0 : 1;",
-                "if (wrong) for (int64_t i = first; i < n; i++)",
+                f"{'' if test else 'if (wrong) '}for (int64_t i = first; i < n; i++)",
                 f"if (!{condition}) {self.report(site, 'i', rule.witness, shown)}",
             ]
             differing = loop.differing()
@@ -387,7 +390,7 @@ def checks(schema: Schema) -> str:
     return (
         f"/* {BANNER}\n *\n * Validators of the records, and the table that `deepinfer_contracts.verify` reads.\n"
         " * Each rule is one loop over its arrays: O(length), no allocation.\n */\n"
-        '#include "di_contracts.h"\n\n'
+        '#include "di_clones.h"\n#include "di_contracts.h"\n\n'
         "#include <math.h>\n#include <stdbool.h>\n#include <stdio.h>\n#include <string.h>\n"
         f"{PRELUDE}\n{functions}\n{_table(schema)}"
     )

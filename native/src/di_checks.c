@@ -3,6 +3,7 @@
  * Validators of the records, and the table that `deepinfer_contracts.verify` reads.
  * Each rule is one loop over its arrays: O(length), no allocation.
  */
+#include "di_clones.h"
 #include "di_contracts.h"
 
 #include <math.h>
@@ -62,7 +63,7 @@ DI_IN_RANGE(di_in_range_i8, int8_t, INT8_MIN, INT8_MAX)
 DI_IN_RANGE(di_in_range_i16, int16_t, INT16_MIN, INT16_MAX)
 
 /* The same for every width-th value from x on: a column of a table. */
-DI_VECTORISE static inline bool di_in_range_column(const int32_t *x, int64_t n, int width, int64_t low, int64_t high)
+DI_VECTORISE static bool di_in_range_column(const int32_t *x, int64_t n, int width, int64_t low, int64_t high)
 {
     const int32_t a = di_narrow(low), b = di_narrow(high);
     if (n > 0 && (low > a || high < b || low > high)) return false;
@@ -72,7 +73,7 @@ DI_VECTORISE static inline bool di_in_range_column(const int32_t *x, int64_t n, 
 }
 
 /* NaN is in no range. */
-DI_VECTORISE static inline bool di_in_range_f32(const float *x, int64_t n, float low, float high)
+DI_CLONES DI_VECTORISE static bool di_in_range_f32(const float *x, int64_t n, float low, float high)
 {
     int32_t out = 0;
     for (int64_t i = 0; i < n; i++) out |= (x[i] >= low ? 0 : 1) | (x[i] <= high ? 0 : 1);
@@ -94,7 +95,7 @@ DI_VECTORISE static inline int64_t di_greatest(const int32_t *x, int64_t n)
 }
 
 /* Whether every x is in [low, high]; the bounds may lie outside of 32 bits. */
-DI_VECTORISE static bool di_in_range(const int32_t *x, int64_t n, int64_t low, int64_t high)
+DI_CLONES DI_VECTORISE static bool di_in_range(const int32_t *x, int64_t n, int64_t low, int64_t high)
 {
     if (n > 0 && (low > INT32_MAX || high < INT32_MIN || low > high)) return false;
     /* One comparison: x - low is at most high - low as unsigned, and, moved by 2^31, as signed. */
@@ -103,6 +104,20 @@ DI_VECTORISE static bool di_in_range(const int32_t *x, int64_t n, int64_t low, i
     const int32_t top = (int32_t)(b - base);
     int32_t out = 0;
     for (int64_t i = 0; i < n; i++) out |= -((int32_t)((uint32_t)x[i] - base) > top);
+    return out == 0;
+}
+
+/* The same, but that x may also be the number ``other``. */
+DI_CLONES DI_VECTORISE static bool di_in_range_or(const int32_t *x, int64_t n, int64_t other, int64_t low, int64_t high)
+{
+    if (other != (int32_t)other) return di_in_range(x, n, low, high);
+    const int is_empty = low > INT32_MAX || high < INT32_MIN || low > high;
+    const uint32_t a = (uint32_t)di_max(low, INT32_MIN), b = (uint32_t)di_min(high, INT32_MAX);
+    const uint32_t base = a + UINT32_C(0x80000000);
+    const int32_t top = (int32_t)(b - base), same = (int32_t)other, none = is_empty ? -1 : 0;
+    int32_t out = 0;
+    for (int64_t i = 0; i < n; i++)
+        out |= (-((int32_t)((uint32_t)x[i] - base) > top) | none) & -(x[i] != same);
     return out == 0;
 }
 
@@ -704,10 +719,9 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         if (!di_readable(&rec->row_slot)) continue;
         const int32_t *f0 = rec->row_slot.data; const int64_t n0 = di_size(&rec->row_slot);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(1), (int64_t)l->max_num_seqs)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 10, 12, -1, "SchedulerOutputs.row_slot", "all(1 <= row_slot <= max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* row_slot: unique(row_slot) */
@@ -726,10 +740,9 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         if (!di_readable(&rec->seqlens_q)) continue;
         const int32_t *f0 = rec->seqlens_q.data; const int64_t n0 = di_size(&rec->seqlens_q);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(1), INT32_MAX)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 11, 14, -1, "SchedulerOutputs.seqlens_q", "all(seqlens_q >= 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* seqlens_q: num_decode_reqs > 0 implies all(arange(N) < num_decode_reqs implies seqlens_q <= Q) */
@@ -740,10 +753,9 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         const int64_t d_N = (int64_t)rec->num_reqs;
         if (!((int64_t)rec->num_decode_reqs > INT64_C(0))) continue;
         const int64_t s1 = di_add((int64_t)l->num_draft, INT64_C(1));
-        const int64_t first = 0, n = di_min(di_min(di_max(d_N, 0), n0), di_max((int64_t)rec->num_decode_reqs, 0)); int32_t wrong = 0;
+        const int64_t first = 0, n = di_min(di_min(di_max(d_N, 0), n0), di_max((int64_t)rec->num_decode_reqs, 0));
         if (di_in_range(f0 + first, n - first, INT32_MIN, s1)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 11, 15, -1, "SchedulerOutputs.seqlens_q", "num_decode_reqs > 0 implies all(arange(N) < num_decode_reqs implies seqlens_q <= Q)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (di_max(d_N, 0) != n0) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 11, 15, -1, "SchedulerOutputs.seqlens_q", "num_decode_reqs > 0 implies all(arange(N) < num_decode_reqs implies seqlens_q <= Q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
@@ -829,10 +841,9 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         if (!di_readable(&rec->inflight)) continue;
         const uint8_t *f0 = rec->inflight.data; const int64_t n0 = di_size(&rec->inflight);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_u8(f0 + first, n - first, INT32_MIN, INT64_C(2))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(2))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(2)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 14, 21, -1, "SchedulerOutputs.inflight", "all(inflight <= 2)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* full_len: all(full_len >= 1) */
@@ -840,10 +851,9 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         if (!di_readable(&rec->full_len)) continue;
         const int32_t *f0 = rec->full_len.data; const int64_t n0 = di_size(&rec->full_len);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(1), INT32_MAX)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 15, 22, -1, "SchedulerOutputs.full_len", "all(full_len >= 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* is_last_chunk: all(is_last_chunk <= 1) */
@@ -851,10 +861,9 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         if (!di_readable(&rec->is_last_chunk)) continue;
         const uint8_t *f0 = rec->is_last_chunk.data; const int64_t n0 = di_size(&rec->is_last_chunk);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_u8(f0 + first, n - first, INT32_MIN, INT64_C(1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 16, 23, -1, "SchedulerOutputs.is_last_chunk", "all(is_last_chunk <= 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* is_last_chunk: num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies (is_last_chunk == 1) == (seqlens_k == full_len)) */
@@ -881,10 +890,9 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         if (!di_readable(&rec->remap)) continue;
         const int32_t *f0 = rec->remap.data; const int64_t n0 = di_size(&rec->remap);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub((int64_t)l->max_num_seqs, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_num_seqs))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_num_seqs)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 17, 25, -1, "SchedulerOutputs.remap", "all(-1 <= remap < max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* remap: kind == StepKind.PREFILL implies all(remap == -1) */
@@ -928,11 +936,10 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         const int32_t *f0 = rec->state_slot.data; const int64_t n0 = di_size(&rec->state_slot);
         (void)f0; (void)n0;
         const int64_t s1 = di_sub(di_max((int64_t)l->num_state_slots, INT64_C(1)), INT64_C(1));
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
         const int64_t s2 = di_max((int64_t)l->num_state_slots, INT64_C(1));
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub(s2, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 18, 29, -1, "SchedulerOutputs.state_slot", "all(0 <= state_slot < maximum(num_state_slots, 1))", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* state_slot: injective(state_slot - 1) */
@@ -952,11 +959,10 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         const int32_t *f0 = rec->swa_slot.data; const int64_t n0 = di_size(&rec->swa_slot);
         (void)f0; (void)n0;
         const int64_t s1 = di_sub(di_max((int64_t)l->num_swa_slots, INT64_C(1)), INT64_C(1));
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
         const int64_t s2 = di_max((int64_t)l->num_swa_slots, INT64_C(1));
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub(s2, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 19, 31, -1, "SchedulerOutputs.swa_slot", "all(0 <= swa_slot < maximum(num_swa_slots, 1))", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* swa_slot: injective(swa_slot - 1) */
@@ -975,10 +981,9 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         if (!di_readable(&rec->draft_read_slot)) continue;
         const int32_t *f0 = rec->draft_read_slot.data; const int64_t n0 = di_size(&rec->draft_read_slot);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), (int64_t)l->max_num_seqs)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 20, 33, -1, "SchedulerOutputs.draft_read_slot", "all(0 <= draft_read_slot <= max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* draft_write_slot: all(0 <= draft_write_slot <= max_num_seqs) */
@@ -986,10 +991,9 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         if (!di_readable(&rec->draft_write_slot)) continue;
         const int32_t *f0 = rec->draft_write_slot.data; const int64_t n0 = di_size(&rec->draft_write_slot);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), (int64_t)l->max_num_seqs)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 21, 34, -1, "SchedulerOutputs.draft_write_slot", "all(0 <= draft_write_slot <= max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* swa_valid_start: all(swa_valid_start >= 0) */
@@ -997,10 +1001,9 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         if (!di_readable(&rec->swa_valid_start)) continue;
         const int32_t *f0 = rec->swa_valid_start.data; const int64_t n0 = di_size(&rec->swa_valid_start);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 22, 35, -1, "SchedulerOutputs.swa_valid_start", "all(swa_valid_start >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* swa_valid_start: num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies swa_valid_start <= seqlens_k - seqlens_q) */
@@ -1060,10 +1063,9 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         if (!di_readable(&rec->bt_ids)) continue;
         const int32_t *f0 = rec->bt_ids.data; const int64_t n0 = di_size(&rec->bt_ids);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(1), di_sub((int64_t)l->num_blocks, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->num_blocks))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->num_blocks)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 24, 40, -1, "SchedulerOutputs.bt_ids", "all(1 <= bt_ids < NB)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* bt_delta: all(1 <= bt_delta[:, 0] <= max_num_seqs) */
@@ -1071,10 +1073,9 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         if (!di_readable(&rec->bt_delta)) continue;
         const int32_t *f0 = rec->bt_delta.data; const int64_t n0 = di_size(&rec->bt_delta);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = (n0 / 3); int32_t wrong = 0;
+        const int64_t first = 0, n = (n0 / 3);
         if (di_in_range_column(f0 + first * 3 + 0, n - first, 3, INT64_C(1), (int64_t)l->max_num_seqs)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 0]))) & ((int32_t)(((int64_t)f0[i * 3 + 0])) <= (int32_t)((int64_t)l->max_num_seqs))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 0]))) & ((int32_t)(((int64_t)f0[i * 3 + 0])) <= (int32_t)((int64_t)l->max_num_seqs)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 25, 41, -1, "SchedulerOutputs.bt_delta", "all(1 <= bt_delta[:, 0] <= max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 0]));
     } while (0);
     /* bt_delta: all(0 <= bt_delta[:, 1] < MB) */
@@ -1082,10 +1083,9 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         if (!di_readable(&rec->bt_delta)) continue;
         const int32_t *f0 = rec->bt_delta.data; const int64_t n0 = di_size(&rec->bt_delta);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = (n0 / 3); int32_t wrong = 0;
+        const int64_t first = 0, n = (n0 / 3);
         if (di_in_range_column(f0 + first * 3 + 1, n - first, 3, INT64_C(0), di_sub((int64_t)l->max_blocks, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 3 + 1]))) & ((int32_t)(((int64_t)f0[i * 3 + 1])) < (int32_t)((int64_t)l->max_blocks))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 3 + 1]))) & ((int32_t)(((int64_t)f0[i * 3 + 1])) < (int32_t)((int64_t)l->max_blocks)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 25, 42, -1, "SchedulerOutputs.bt_delta", "all(0 <= bt_delta[:, 1] < MB)", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 1]));
     } while (0);
     /* bt_delta: all(1 <= bt_delta[:, 2] < NB) */
@@ -1093,10 +1093,9 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         if (!di_readable(&rec->bt_delta)) continue;
         const int32_t *f0 = rec->bt_delta.data; const int64_t n0 = di_size(&rec->bt_delta);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = (n0 / 3); int32_t wrong = 0;
+        const int64_t first = 0, n = (n0 / 3);
         if (di_in_range_column(f0 + first * 3 + 2, n - first, 3, INT64_C(1), di_sub((int64_t)l->num_blocks, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 2]))) & ((int32_t)(((int64_t)f0[i * 3 + 2])) < (int32_t)((int64_t)l->num_blocks))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 2]))) & ((int32_t)(((int64_t)f0[i * 3 + 2])) < (int32_t)((int64_t)l->num_blocks)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 25, 43, -1, "SchedulerOutputs.bt_delta", "all(1 <= bt_delta[:, 2] < NB)", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 2]));
     } while (0);
     /* zero_slots: all(Pool.SWA <= zero_slots[:, 0] <= Pool.STATE) */
@@ -1104,10 +1103,9 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         if (!di_readable(&rec->zero_slots)) continue;
         const int32_t *f0 = rec->zero_slots.data; const int64_t n0 = di_size(&rec->zero_slots);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = (n0 / 2); int32_t wrong = 0;
+        const int64_t first = 0, n = (n0 / 2);
         if (di_in_range_column(f0 + first * 2 + 0, n - first, 2, INT64_C(2), INT64_C(3))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(2)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & ((int32_t)(((int64_t)f0[i * 2 + 0])) <= (int32_t)(INT64_C(3)))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(2)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & ((int32_t)(((int64_t)f0[i * 2 + 0])) <= (int32_t)(INT64_C(3))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 26, 44, -1, "SchedulerOutputs.zero_slots", "all(Pool.SWA <= zero_slots[:, 0] <= Pool.STATE)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
     } while (0);
     /* zero_slots: all(1 <= zero_slots[:, 1] < where(zero_slots[:, 0] == Pool.SWA, num_swa_slots, num_state_slots)) */
@@ -1125,10 +1123,9 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         if (!di_readable(&rec->clone_slots)) continue;
         const int32_t *f0 = rec->clone_slots.data; const int64_t n0 = di_size(&rec->clone_slots);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = (n0 / 3); int32_t wrong = 0;
+        const int64_t first = 0, n = (n0 / 3);
         if (di_in_range_column(f0 + first * 3 + 0, n - first, 3, INT64_C(2), INT64_C(3))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(2)) <= (int32_t)(((int64_t)f0[i * 3 + 0]))) & ((int32_t)(((int64_t)f0[i * 3 + 0])) <= (int32_t)(INT64_C(3)))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(2)) <= (int32_t)(((int64_t)f0[i * 3 + 0]))) & ((int32_t)(((int64_t)f0[i * 3 + 0])) <= (int32_t)(INT64_C(3))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 27, 46, -1, "SchedulerOutputs.clone_slots", "all(Pool.SWA <= clone_slots[:, 0] <= Pool.STATE)", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 0]));
     } while (0);
     /* clone_slots: all(1 <= clone_slots[:, 1] < where(clone_slots[:, 0] == Pool.SWA, num_swa_slots, num_state_slots)) */
@@ -1156,10 +1153,9 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         if (!di_readable(&rec->clone_blocks)) continue;
         const int32_t *f0 = rec->clone_blocks.data; const int64_t n0 = di_size(&rec->clone_blocks);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = (n0 / 2); int32_t wrong = 0;
+        const int64_t first = 0, n = (n0 / 2);
         if (di_in_range_column(f0 + first * 2 + 0, n - first, 2, INT64_C(1), di_sub((int64_t)l->num_blocks, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & ((int32_t)(((int64_t)f0[i * 2 + 0])) < (int32_t)((int64_t)l->num_blocks))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & ((int32_t)(((int64_t)f0[i * 2 + 0])) < (int32_t)((int64_t)l->num_blocks)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 28, 49, -1, "SchedulerOutputs.clone_blocks", "all(1 <= clone_blocks[:, 0] < NB)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
     } while (0);
     /* clone_blocks: all(0 <= clone_blocks[:, 1] < NB) */
@@ -1167,10 +1163,9 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         if (!di_readable(&rec->clone_blocks)) continue;
         const int32_t *f0 = rec->clone_blocks.data; const int64_t n0 = di_size(&rec->clone_blocks);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = (n0 / 2); int32_t wrong = 0;
+        const int64_t first = 0, n = (n0 / 2);
         if (di_in_range_column(f0 + first * 2 + 1, n - first, 2, INT64_C(0), di_sub((int64_t)l->num_blocks, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) < (int32_t)((int64_t)l->num_blocks))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) < (int32_t)((int64_t)l->num_blocks)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 28, 50, -1, "SchedulerOutputs.clone_blocks", "all(0 <= clone_blocks[:, 1] < NB)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
     } while (0);
     /* finished_uid: all(finished_uid != 0) */
@@ -1214,10 +1209,9 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         if (!di_readable(&rec->finished_reason)) continue;
         const uint8_t *f0 = rec->finished_reason.data; const int64_t n0 = di_size(&rec->finished_reason);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_u8(f0 + first, n - first, INT32_MIN, INT64_C(8))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(8))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(8)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 30, 54, -1, "SchedulerOutputs.finished_reason", "all(finished_reason <= 8)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* finished_reason: all(finished_reason != FinishReason.NONE) */
@@ -1271,10 +1265,9 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         if (!di_readable(&rec->ignored_reason)) continue;
         const uint8_t *f0 = rec->ignored_reason.data; const int64_t n0 = di_size(&rec->ignored_reason);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_u8(f0 + first, n - first, INT32_MIN, INT64_C(8))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(8))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(8)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 32, 59, -1, "SchedulerOutputs.ignored_reason", "all(ignored_reason <= 8)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* ignored_reason: all(ignored_reason != FinishReason.NONE) */
@@ -1364,10 +1357,9 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         if (!di_readable(&rec->hit_tokens)) continue;
         const int32_t *f0 = rec->hit_tokens.data; const int64_t n0 = di_size(&rec->hit_tokens);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 35, 67, -1, "SchedulerOutputs.hit_tokens", "all(hit_tokens >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* replayed_tokens: all(replayed_tokens >= 0) */
@@ -1375,10 +1367,9 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         if (!di_readable(&rec->replayed_tokens)) continue;
         const int32_t *f0 = rec->replayed_tokens.data; const int64_t n0 = di_size(&rec->replayed_tokens);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 36, 68, -1, "SchedulerOutputs.replayed_tokens", "all(replayed_tokens >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* sum_qk: sum_qk == sum(seqlens_q * seqlens_k) */
@@ -1594,10 +1585,9 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         if (!di_readable(&rec->input_ids)) continue;
         const int32_t *f0 = rec->input_ids.data; const int64_t n0 = di_size(&rec->input_ids);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 5, 3, -1, "InputMetadata.input_ids", "all(0 <= input_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* positions: all(0 <= positions < max_pos) */
@@ -1605,10 +1595,9 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         if (!di_readable(&rec->positions)) continue;
         const int32_t *f0 = rec->positions.data; const int64_t n0 = di_size(&rec->positions);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub((int64_t)l->max_pos, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_pos))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_pos)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 6, 4, -1, "InputMetadata.positions", "all(0 <= positions < max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* positions: all(positions == repeat(diff(cu_seqlens_k) - diff(cu_seqlens_q), diff(cu_seqlens_q)) + ramp(diff(cu_seqlens_q))) */
@@ -1700,10 +1689,9 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         if (!di_readable(&rec->ngram_token_ids)) continue;
         const int32_t *f0 = rec->ngram_token_ids.data; const int64_t n0 = di_size(&rec->ngram_token_ids);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 9, 7, -1, "InputMetadata.ngram_token_ids", "all(ngram_token_ids >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* seqlens_q: all(1 <= seqlens_q <= Q) */
@@ -1712,10 +1700,9 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         const int32_t *f0 = rec->seqlens_q.data; const int64_t n0 = di_size(&rec->seqlens_q);
         (void)f0; (void)n0;
         const int64_t s1 = di_add((int64_t)l->num_draft, INT64_C(1));
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(1), s1)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 10, 8, -1, "InputMetadata.seqlens_q", "all(1 <= seqlens_q <= Q)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* seqlens_q: sum(seqlens_q) == T */
@@ -1863,10 +1850,9 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         const int32_t *f0 = rec->cu_seqlens_q_incl.data; const int64_t n0 = di_size(&rec->cu_seqlens_q_incl);
         (void)f0; (void)n0;
         const int64_t d_T = (int64_t)rec->total_q;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(1), d_T)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(d_T))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(d_T)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 14, 20, -1, "InputMetadata.cu_seqlens_q_incl", "all(1 <= cu_seqlens_q_incl <= T)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* cu_seqlens_q_incl: all(cu_seqlens_q_incl == cumsum(seqlens_q)) */
@@ -1908,10 +1894,9 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         (void)f0; (void)n0;
         const int64_t d_T = (int64_t)rec->total_q;
         const int64_t s1 = di_sub(d_T, INT64_C(1));
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub(d_T, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 16, 24, -1, "InputMetadata.mirror_index", "all(-1 <= mirror_index < T)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* mirror_reverse: all(-1 <= mirror_reverse < cp_mirror_len) */
@@ -1919,10 +1904,9 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         if (!di_readable(&rec->mirror_reverse)) continue;
         const int32_t *f0 = rec->mirror_reverse.data; const int64_t n0 = di_size(&rec->mirror_reverse);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub((int64_t)rec->cp_mirror_len, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)rec->cp_mirror_len))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)rec->cp_mirror_len)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 17, 25, -1, "InputMetadata.mirror_reverse", "all(-1 <= mirror_reverse < cp_mirror_len)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     return 0;
@@ -2592,10 +2576,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->base.input_ids)) continue;
         const int32_t *f0 = rec->base.input_ids.data; const int64_t n0 = di_size(&rec->base.input_ids);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 5, 3, -1, "InputMetadataV41.input_ids", "all(0 <= input_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* positions: all(0 <= positions < max_pos) */
@@ -2603,10 +2586,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->base.positions)) continue;
         const int32_t *f0 = rec->base.positions.data; const int64_t n0 = di_size(&rec->base.positions);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub((int64_t)l->max_pos, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_pos))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_pos)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 6, 4, -1, "InputMetadataV41.positions", "all(0 <= positions < max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* positions: all(positions == repeat(diff(cu_seqlens_k) - diff(cu_seqlens_q), diff(cu_seqlens_q)) + ramp(diff(cu_seqlens_q))) */
@@ -2698,10 +2680,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->base.ngram_token_ids)) continue;
         const int32_t *f0 = rec->base.ngram_token_ids.data; const int64_t n0 = di_size(&rec->base.ngram_token_ids);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 9, 7, -1, "InputMetadataV41.ngram_token_ids", "all(ngram_token_ids >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* seqlens_q: all(1 <= seqlens_q <= Q) */
@@ -2710,10 +2691,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->base.seqlens_q.data; const int64_t n0 = di_size(&rec->base.seqlens_q);
         (void)f0; (void)n0;
         const int64_t s1 = di_add((int64_t)l->num_draft, INT64_C(1));
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(1), s1)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 10, 8, -1, "InputMetadataV41.seqlens_q", "all(1 <= seqlens_q <= Q)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* seqlens_q: sum(seqlens_q) == T */
@@ -2861,10 +2841,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->base.cu_seqlens_q_incl.data; const int64_t n0 = di_size(&rec->base.cu_seqlens_q_incl);
         (void)f0; (void)n0;
         const int64_t d_T = (int64_t)rec->base.total_q;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(1), d_T)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(d_T))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(d_T)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 14, 20, -1, "InputMetadataV41.cu_seqlens_q_incl", "all(1 <= cu_seqlens_q_incl <= T)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* cu_seqlens_q_incl: all(cu_seqlens_q_incl == cumsum(seqlens_q)) */
@@ -2906,10 +2885,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         (void)f0; (void)n0;
         const int64_t d_T = (int64_t)rec->base.total_q;
         const int64_t s1 = di_sub(d_T, INT64_C(1));
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub(d_T, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 16, 24, -1, "InputMetadataV41.mirror_index", "all(-1 <= mirror_index < T)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* mirror_reverse: all(-1 <= mirror_reverse < cp_mirror_len) */
@@ -2917,10 +2895,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->base.mirror_reverse)) continue;
         const int32_t *f0 = rec->base.mirror_reverse.data; const int64_t n0 = di_size(&rec->base.mirror_reverse);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub((int64_t)rec->base.cp_mirror_len, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)rec->base.cp_mirror_len))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)rec->base.cp_mirror_len)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 17, 25, -1, "InputMetadataV41.mirror_reverse", "all(-1 <= mirror_reverse < cp_mirror_len)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* positions_c: all(0 <= positions_c[r] < max_pos) */
@@ -2928,10 +2905,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->positions_c[b])) continue;
         const int32_t *f0 = rec->positions_c[b].data; const int64_t n0 = di_size(&rec->positions_c[b]);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub((int64_t)l->max_pos, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_pos))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_pos)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 18, 26, (int32_t)r, "InputMetadataV41.positions_c", "all(0 <= positions_c[r] < max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* positions_c: is_prompt == 0 implies all(positions_c[r] == where((positions + 1) % r == 0, positions // r * r, 0)) */
@@ -3013,11 +2989,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->slot_main[b].data; const int64_t n0 = di_size(&rec->slot_main[b]);
         (void)f0; (void)n0;
         const int64_t s1 = di_sub(di_mul((int64_t)l->num_blocks, di_floordiv((int64_t)l->block_size, r)), INT64_C(1));
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
         const int64_t s2 = di_mul((int64_t)l->num_blocks, di_floordiv((int64_t)l->block_size, r));
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub(s2, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 29, (int32_t)r, "InputMetadataV41.slot_main", "all(-1 <= slot_main[r] < NB * (BS // r))", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* slot_main: is_prompt == 0 implies all((slot_main[r] != -1) == ((positions + 1) % r == 0)) */
@@ -3234,11 +3209,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->slot_swa.data; const int64_t n0 = di_size(&rec->slot_swa);
         (void)f0; (void)n0;
         const int64_t s1 = di_sub(di_mul((int64_t)l->num_swa_slots, (int64_t)l->swa_ring), INT64_C(1));
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
         const int64_t s2 = di_mul((int64_t)l->num_swa_slots, (int64_t)l->swa_ring);
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub(s2, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 20, 37, -1, "InputMetadataV41.slot_swa", "all(-1 <= slot_swa < num_swa_slots * SW)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* slot_swa: is_prompt == 0 implies all(slot_swa == swa_slot_idx * SW + positions % SW) */
@@ -3326,11 +3300,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->state_slot_idx.data; const int64_t n0 = di_size(&rec->state_slot_idx);
         (void)f0; (void)n0;
         const int64_t s1 = di_sub(di_max((int64_t)l->num_state_slots, INT64_C(1)), INT64_C(1));
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
         const int64_t s2 = di_max((int64_t)l->num_state_slots, INT64_C(1));
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub(s2, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, 41, -1, "InputMetadataV41.state_slot_idx", "all(0 <= state_slot_idx < maximum(num_state_slots, 1))", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* state_slot_idx: is_prompt == 1 implies all(state_slot_idx == step.state_slot) */
@@ -3385,11 +3358,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->swa_slot_idx.data; const int64_t n0 = di_size(&rec->swa_slot_idx);
         (void)f0; (void)n0;
         const int64_t s1 = di_sub(di_max((int64_t)l->num_swa_slots, INT64_C(1)), INT64_C(1));
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
         const int64_t s2 = di_max((int64_t)l->num_swa_slots, INT64_C(1));
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub(s2, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, 44, -1, "InputMetadataV41.swa_slot_idx", "all(0 <= swa_slot_idx < maximum(num_swa_slots, 1))", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* swa_slot_idx: is_prompt == 1 implies all(swa_slot_idx == step.swa_slot) */
@@ -3470,10 +3442,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->load_swa)) continue;
         const int32_t *f0 = rec->load_swa.data; const int64_t n0 = di_size(&rec->load_swa);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = (n0 / 4); int32_t wrong = 0;
+        const int64_t first = 0, n = (n0 / 4);
         if (di_in_range_column(f0 + first * 4 + 0, n - first, 4, INT64_C(-1), di_sub((int64_t)l->num_swa_slots, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i * 4 + 0]))) & ((int32_t)(((int64_t)f0[i * 4 + 0])) < (int32_t)((int64_t)l->num_swa_slots))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i * 4 + 0]))) & ((int32_t)(((int64_t)f0[i * 4 + 0])) < (int32_t)((int64_t)l->num_swa_slots)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 49, -1, "InputMetadataV41.load_swa", "all(-1 <= load_swa[:, 0] < num_swa_slots)", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 0]));
     } while (0);
     /* load_swa: all(0 <= load_swa[:, 1] < load_swa[:, 2]) */
@@ -3561,10 +3532,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->load_main[b].data; const int64_t n0 = di_size(&rec->load_main[b]);
         (void)f0; (void)n0;
         const int64_t s1 = di_floordiv((int64_t)l->block_size, r);
-        const int64_t first = 0, n = (n0 / 4); int32_t wrong = 0;
+        const int64_t first = 0, n = (n0 / 4);
         if (di_in_range_column(f0 + first * 4 + 2, n - first, 4, INT32_MIN, s1)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i * 4 + 2])) <= di_narrow(s1)) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i * 4 + 2])) <= di_narrow(s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 58, (int32_t)r, "InputMetadataV41.load_main", "all(load_main[r][:, 2] <= BS // r)", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 2]));
     }
     /* load_main: all(load_main[r][:, 3] == cumsum(load_main[r][:, 2] - load_main[r][:, 1]) - (load_main[r][:, 2] - load_main[r][:, 1])) */
@@ -3691,10 +3661,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->ks[b])) continue;
         const int32_t *f0 = rec->ks[b].data; const int64_t n0 = di_size(&rec->ks[b]);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), (int64_t)rec->total_k_main[b])) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)rec->total_k_main[b]))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)rec->total_k_main[b])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 28, 64, (int32_t)r, "InputMetadataV41.ks", "all(0 <= ks[r] <= total_k_main[r])", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* ks: all(ks[r] == repeat(cumsum(maximum(1, diff(cu_seqlens_k) // r)) - maximum(1, diff(cu_seqlens_k) // r), diff(cu_seqlens_q))) */
@@ -3735,10 +3704,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->ke[b])) continue;
         const int32_t *f0 = rec->ke[b].data; const int64_t n0 = di_size(&rec->ke[b]);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT32_MIN, (int64_t)rec->total_k_main[b])) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)rec->total_k_main[b])) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)rec->total_k_main[b]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 29, 66, (int32_t)r, "InputMetadataV41.ke", "all(ke[r] <= total_k_main[r])", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* ke: all(ke[r] - ks[r] == (positions + 1) // r) */
@@ -3763,10 +3731,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->ca_offset_len[b])) continue;
         const int32_t *f0 = rec->ca_offset_len[b].data; const int64_t n0 = di_size(&rec->ca_offset_len[b]);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 68, (int32_t)r, "InputMetadataV41.ca_offset_len", "all(ca_offset_len[r] >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* ca_offset_len: is_prompt == 0 implies T * MB * (BS // r) < 2147483648 */
@@ -3841,10 +3808,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->swa_pivots)) continue;
         const int32_t *f0 = rec->swa_pivots.data; const int64_t n0 = di_size(&rec->swa_pivots);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 73, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* swa_pivots: all(swa_pivots[:, 1] + swa_pivots[:, 3] <= minimum(W, positions + 1)) */
@@ -3974,10 +3940,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->context_lens)) continue;
         const int32_t *f0 = rec->context_lens.data; const int64_t n0 = di_size(&rec->context_lens);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(1), (int64_t)l->max_pos)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_pos))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_pos)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 33, 79, -1, "InputMetadataV41.context_lens", "all(1 <= context_lens <= max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* context_lens: all(context_lens == positions + 1) */
@@ -4000,10 +3965,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->klen[b].data; const int64_t n0 = di_size(&rec->klen[b]);
         (void)f0; (void)n0;
         const int64_t s1 = di_floordiv((int64_t)l->max_pos, r);
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), s1)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 34, 81, (int32_t)r, "InputMetadataV41.klen", "all(0 <= klen[r] <= max_pos // r)", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* klen: all(klen[r] == (positions + 1) // r) */
@@ -4026,11 +3990,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->swa_offset_len.data; const int64_t n0 = di_size(&rec->swa_offset_len);
         (void)f0; (void)n0;
         const int64_t s1 = di_sub(di_mul((int64_t)l->num_swa_slots, (int64_t)l->swa_ring), INT64_C(1));
-        const int64_t first = 0, n = (n0 / 2); int32_t wrong = 0;
         const int64_t s2 = di_mul((int64_t)l->num_swa_slots, (int64_t)l->swa_ring);
+        const int64_t first = 0, n = (n0 / 2);
         if (di_in_range_column(f0 + first * 2 + 0, n - first, 2, INT64_C(0), di_sub(s2, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & ((int32_t)(((int64_t)f0[i * 2 + 0])) <= di_narrow(s1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & ((int32_t)(((int64_t)f0[i * 2 + 0])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 83, -1, "InputMetadataV41.swa_offset_len", "all(0 <= swa_offset_len[:, 0] < num_swa_slots * SW)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
     } while (0);
     /* swa_offset_len: all(0 <= swa_offset_len[:, 1] <= W) */
@@ -4038,10 +4001,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->swa_offset_len)) continue;
         const int32_t *f0 = rec->swa_offset_len.data; const int64_t n0 = di_size(&rec->swa_offset_len);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = (n0 / 2); int32_t wrong = 0;
+        const int64_t first = 0, n = (n0 / 2);
         if (di_in_range_column(f0 + first * 2 + 1, n - first, 2, INT64_C(0), (int64_t)l->window)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) <= (int32_t)((int64_t)l->window))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) <= (int32_t)((int64_t)l->window)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 84, -1, "InputMetadataV41.swa_offset_len", "all(0 <= swa_offset_len[:, 1] <= W)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
     } while (0);
     /* swa_offset_len: all(swa_offset_len[:, 1] == minimum(positions + 1, W)) */
@@ -4082,9 +4044,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         (void)f0; (void)n0;
         const int64_t d_N = (int64_t)rec->base.num_reqs;
         const int64_t s1 = di_sub(d_N, INT64_C(1));
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(998244353))) | (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        const int64_t first = 0, n = n0;
+        if (di_in_range_or(f0 + first, n - first, INT64_C(998244353), INT64_C(0), di_sub(d_N, 1))) continue;
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(998244353))) | (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 36, 87, -1, "InputMetadataV41.query_indices", "all(query_indices == 998244353 or 0 <= query_indices < N)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* query_indices: all(query_indices == 998244353 or query_indices == repeat(arange(N), seqlens_q)) */
@@ -4137,10 +4099,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         (void)f0; (void)n0;
         const int64_t d_T = (int64_t)rec->base.total_q;
         const int64_t s1 = di_sub(d_T, INT64_C(1));
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub(d_T, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 40, 90, -1, "InputMetadataV41.rp_query_index", "all(0 <= rp_query_index < T)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* rp_query_index: all(diff(rp_query_index) >= 1) */
@@ -4209,10 +4170,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->rp_swa_pivots)) continue;
         const int32_t *f0 = rec->rp_swa_pivots.data; const int64_t n0 = di_size(&rec->rp_swa_pivots);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 43, 96, -1, "InputMetadataV41.rp_swa_pivots", "all(rp_swa_pivots >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* rp_ks: all(rp_ks[r] == gather(ks[r], rp_query_index)) */
@@ -4260,10 +4220,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->rp_ca_offset_len[b])) continue;
         const int32_t *f0 = rec->rp_ca_offset_len[b].data; const int64_t n0 = di_size(&rec->rp_ca_offset_len[b]);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 99, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r] >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* rp_ca_offset_len: all(rp_ca_offset_len[r][:, 1] == (rp_positions + 1) // r) */
@@ -4286,11 +4245,10 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->rp_slot_swa.data; const int64_t n0 = di_size(&rec->rp_slot_swa);
         (void)f0; (void)n0;
         const int64_t s1 = di_sub(di_mul((int64_t)l->num_swa_slots, (int64_t)l->swa_ring), INT64_C(1));
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
         const int64_t s2 = di_mul((int64_t)l->num_swa_slots, (int64_t)l->swa_ring);
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub(s2, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 47, 101, -1, "InputMetadataV41.rp_slot_swa", "all(-1 <= rp_slot_swa < num_swa_slots * SW)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* rp_total_q: 0 <= rp_total_q <= T */
@@ -4303,10 +4261,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->fresh_ids)) continue;
         const int32_t *f0 = rec->fresh_ids.data; const int64_t n0 = di_size(&rec->fresh_ids);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 53, 105, -1, "InputMetadataV41.fresh_ids", "all(0 <= fresh_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* ngram_win: all(ngram_win >= -1) */
@@ -4314,10 +4271,9 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!di_readable(&rec->ngram_win)) continue;
         const int32_t *f0 = rec->ngram_win.data; const int64_t n0 = di_size(&rec->ngram_win);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(-1), INT32_MAX)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 54, 106, -1, "InputMetadataV41.ngram_win", "all(ngram_win >= -1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* row_slot_idx: all(0 <= row_slot_idx <= max_num_seqs and (row_slot_idx != 0 or not valid_token_mask)) */
@@ -4780,10 +4736,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->selected_rows)) continue;
         const int32_t *f0 = rec->selected_rows.data; const int64_t n0 = di_size(&rec->selected_rows);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub((int64_t)l->max_num_batched_tokens, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_num_batched_tokens))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_num_batched_tokens)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 2, 0, -1, "SamplerInputs.selected_rows", "all(0 <= selected_rows < max_num_batched_tokens)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* selected_rows: all(diff(selected_rows) >= 1) */
@@ -4801,10 +4756,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->selected_prompt_rows)) continue;
         const int32_t *f0 = rec->selected_prompt_rows.data; const int64_t n0 = di_size(&rec->selected_prompt_rows);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub((int64_t)l->max_num_batched_tokens, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_num_batched_tokens))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_num_batched_tokens)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 3, 2, -1, "SamplerInputs.selected_prompt_rows", "all(0 <= selected_prompt_rows < max_num_batched_tokens)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* temperature: all(0 <= temperature and finite(temperature)) */
@@ -4812,10 +4766,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->temperature)) continue;
         const float *f0 = rec->temperature.data; const int64_t n0 = di_size(&rec->temperature);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_f32(f0 + first, n - first, 0x0.0p+0f, 0x1.fffffe0000000p+127f)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((INT64_C(0) <= ((double)f0[i])) & (isfinite(((double)f0[i])) != 0)) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((INT64_C(0) <= ((double)f0[i])) & (isfinite(((double)f0[i])) != 0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 4, 3, -1, "SamplerInputs.temperature", "all(0 <= temperature and finite(temperature))", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* top_p: all(0 < top_p <= 1) */
@@ -4823,10 +4776,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->top_p)) continue;
         const float *f0 = rec->top_p.data; const int64_t n0 = di_size(&rec->top_p);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_f32(f0 + first, n - first, 0x1.0000000000000p-149f, 0x1.0000000000000p+0f)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((INT64_C(0) < ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((INT64_C(0) < ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 5, 4, -1, "SamplerInputs.top_p", "all(0 < top_p <= 1)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* min_p: all(0 <= min_p <= 1) */
@@ -4834,10 +4786,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->min_p)) continue;
         const float *f0 = rec->min_p.data; const int64_t n0 = di_size(&rec->min_p);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_f32(f0 + first, n - first, 0x0.0p+0f, 0x1.0000000000000p+0f)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 6, 5, -1, "SamplerInputs.min_p", "all(0 <= min_p <= 1)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* repetition_penalty: all(repetition_penalty > 0 and finite(repetition_penalty)) */
@@ -4845,10 +4796,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->repetition_penalty)) continue;
         const float *f0 = rec->repetition_penalty.data; const int64_t n0 = di_size(&rec->repetition_penalty);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_f32(f0 + first, n - first, 0x1.0000000000000p-149f, 0x1.fffffe0000000p+127f)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((((double)f0[i]) > INT64_C(0)) & (isfinite(((double)f0[i])) != 0)) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((((double)f0[i]) > INT64_C(0)) & (isfinite(((double)f0[i])) != 0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 7, 6, -1, "SamplerInputs.repetition_penalty", "all(repetition_penalty > 0 and finite(repetition_penalty))", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* presence_penalty: all(finite(presence_penalty)) */
@@ -4856,10 +4806,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->presence_penalty)) continue;
         const float *f0 = rec->presence_penalty.data; const int64_t n0 = di_size(&rec->presence_penalty);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_f32(f0 + first, n - first, -0x1.fffffe0000000p+127f, 0x1.fffffe0000000p+127f)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (isfinite(((double)f0[i])) != 0) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(isfinite(((double)f0[i])) != 0)) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 8, 7, -1, "SamplerInputs.presence_penalty", "all(finite(presence_penalty))", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* frequency_penalty: all(finite(frequency_penalty)) */
@@ -4867,10 +4816,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->frequency_penalty)) continue;
         const float *f0 = rec->frequency_penalty.data; const int64_t n0 = di_size(&rec->frequency_penalty);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_f32(f0 + first, n - first, -0x1.fffffe0000000p+127f, 0x1.fffffe0000000p+127f)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (isfinite(((double)f0[i])) != 0) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(isfinite(((double)f0[i])) != 0)) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 9, 8, -1, "SamplerInputs.frequency_penalty", "all(finite(frequency_penalty))", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* bias: all(0 <= bias[:, 0] < len(selected_rows)) */
@@ -4882,11 +4830,10 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         const int32_t *f1 = rec->selected_rows.data; const int64_t n1 = di_size(&rec->selected_rows);
         (void)f1; (void)n1;
         const int64_t s1 = di_sub(n1, INT64_C(1));
-        const int64_t first = 0, n = (n0 / 2); int32_t wrong = 0;
         const int64_t s2 = n1;
+        const int64_t first = 0, n = (n0 / 2);
         if (di_in_range_column(f0 + first * 2 + 0, n - first, 2, INT64_C(0), di_sub(s2, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & ((int32_t)(((int64_t)f0[i * 2 + 0])) <= di_narrow(s1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & ((int32_t)(((int64_t)f0[i * 2 + 0])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 10, 9, -1, "SamplerInputs.bias", "all(0 <= bias[:, 0] < len(selected_rows))", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
     } while (0);
     /* bias: all(0 <= bias[:, 1] < V) */
@@ -4894,10 +4841,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->bias)) continue;
         const int32_t *f0 = rec->bias.data; const int64_t n0 = di_size(&rec->bias);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = (n0 / 2); int32_t wrong = 0;
+        const int64_t first = 0, n = (n0 / 2);
         if (di_in_range_column(f0 + first * 2 + 1, n - first, 2, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 10, 10, -1, "SamplerInputs.bias", "all(0 <= bias[:, 1] < V)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
     } while (0);
     /* bias_value: all(finite(bias_value)) */
@@ -4905,10 +4851,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->bias_value)) continue;
         const float *f0 = rec->bias_value.data; const int64_t n0 = di_size(&rec->bias_value);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_f32(f0 + first, n - first, -0x1.fffffe0000000p+127f, 0x1.fffffe0000000p+127f)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (isfinite(((double)f0[i])) != 0) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(isfinite(((double)f0[i])) != 0)) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 11, 11, -1, "SamplerInputs.bias_value", "all(finite(bias_value))", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* top_k: all(top_k == -1 or top_k >= 1) */
@@ -4916,9 +4861,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->top_k)) continue;
         const int32_t *f0 = rec->top_k.data; const int64_t n0 = di_size(&rec->top_k);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(1)))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        const int64_t first = 0, n = n0;
+        if (di_in_range_or(f0 + first, n - first, INT64_C(-1), INT64_C(1), INT32_MAX)) continue;
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(1))))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 12, 12, -1, "SamplerInputs.top_k", "all(top_k == -1 or top_k >= 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* sample_pos: all(0 <= sample_pos <= max_pos) */
@@ -4926,10 +4871,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->sample_pos)) continue;
         const int32_t *f0 = rec->sample_pos.data; const int64_t n0 = di_size(&rec->sample_pos);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), (int64_t)l->max_pos)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_pos))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_pos)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 14, 13, -1, "SamplerInputs.sample_pos", "all(0 <= sample_pos <= max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* first_row: all(first_row == cumsum(row_count) - row_count) */
@@ -4955,10 +4899,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         const int32_t *f0 = rec->row_count.data; const int64_t n0 = di_size(&rec->row_count);
         (void)f0; (void)n0;
         const int64_t s1 = di_add((int64_t)l->num_draft, INT64_C(1));
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(1), s1)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 16, 15, -1, "SamplerInputs.row_count", "all(1 <= row_count <= Q)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* row_count: sum(row_count) == T */
@@ -4995,11 +4938,10 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         const int32_t *f0 = rec->draft_rows.data; const int64_t n0 = di_size(&rec->draft_rows);
         (void)f0; (void)n0;
         const int64_t s1 = di_sub(di_mul(di_add((int64_t)l->max_num_seqs, INT64_C(1)), (int64_t)l->num_draft), INT64_C(1));
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
         const int64_t s2 = di_mul(di_add((int64_t)l->max_num_seqs, INT64_C(1)), (int64_t)l->num_draft);
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub(s2, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 17, 18, -1, "SamplerInputs.draft_rows", "all(0 <= draft_rows < (max_num_seqs + 1) * K)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* draft_write_slot: all(0 <= draft_write_slot <= max_num_seqs) */
@@ -5007,10 +4949,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->draft_write_slot)) continue;
         const int32_t *f0 = rec->draft_write_slot.data; const int64_t n0 = di_size(&rec->draft_write_slot);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), (int64_t)l->max_num_seqs)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 18, 19, -1, "SamplerInputs.draft_write_slot", "all(0 <= draft_write_slot <= max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* stop_ids: all(-1 <= stop_ids < V) */
@@ -5018,10 +4959,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->stop_ids)) continue;
         const int32_t *f0 = rec->stop_ids.data; const int64_t n0 = di_size(&rec->stop_ids);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 19, 20, -1, "SamplerInputs.stop_ids", "all(-1 <= stop_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* forced: all(-1 <= forced < V) */
@@ -5029,10 +4969,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->forced)) continue;
         const int32_t *f0 = rec->forced.data; const int64_t n0 = di_size(&rec->forced);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 20, 21, -1, "SamplerInputs.forced", "all(-1 <= forced < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* eos_suppress: all(0 <= eos_suppress[:, 0] < len(selected_rows)) */
@@ -5044,11 +4983,10 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         const int32_t *f1 = rec->selected_rows.data; const int64_t n1 = di_size(&rec->selected_rows);
         (void)f1; (void)n1;
         const int64_t s1 = di_sub(n1, INT64_C(1));
-        const int64_t first = 0, n = (n0 / 2); int32_t wrong = 0;
         const int64_t s2 = n1;
+        const int64_t first = 0, n = (n0 / 2);
         if (di_in_range_column(f0 + first * 2 + 0, n - first, 2, INT64_C(0), di_sub(s2, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & ((int32_t)(((int64_t)f0[i * 2 + 0])) <= di_narrow(s1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 0]))) & ((int32_t)(((int64_t)f0[i * 2 + 0])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 21, 22, -1, "SamplerInputs.eos_suppress", "all(0 <= eos_suppress[:, 0] < len(selected_rows))", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
     } while (0);
     /* eos_suppress: all(0 <= eos_suppress[:, 1] < V) */
@@ -5056,10 +4994,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->eos_suppress)) continue;
         const int32_t *f0 = rec->eos_suppress.data; const int64_t n0 = di_size(&rec->eos_suppress);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = (n0 / 2); int32_t wrong = 0;
+        const int64_t first = 0, n = (n0 / 2);
         if (di_in_range_column(f0 + first * 2 + 1, n - first, 2, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & ((int32_t)(((int64_t)f0[i * 2 + 1])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 21, 23, -1, "SamplerInputs.eos_suppress", "all(0 <= eos_suppress[:, 1] < V)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
     } while (0);
     /* prompt_tokens: all(0 <= prompt_tokens < V) */
@@ -5067,10 +5004,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->prompt_tokens)) continue;
         const int32_t *f0 = rec->prompt_tokens.data; const int64_t n0 = di_size(&rec->prompt_tokens);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 22, 24, -1, "SamplerInputs.prompt_tokens", "all(0 <= prompt_tokens < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* prompt_counts: all(prompt_counts >= 0) */
@@ -5078,10 +5014,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->prompt_counts)) continue;
         const int32_t *f0 = rec->prompt_counts.data; const int64_t n0 = di_size(&rec->prompt_counts);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 23, 25, -1, "SamplerInputs.prompt_counts", "all(prompt_counts >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* prompt_counts: sum(prompt_counts) == P */
@@ -5105,10 +5040,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         (void)f0; (void)n0;
         const int64_t d_N = di_max(free_d_N, 0);
         const int64_t s1 = di_sub(d_N, INT64_C(1));
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub(d_N, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 25, 27, (int32_t)j, "SamplerInputs.grammar_rows", "all(0 <= grammar_rows[j] < N)", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* grammar_rows: all(diff(grammar_rows[j]) >= 1) */
@@ -5126,10 +5060,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->row_slot)) continue;
         const int32_t *f0 = rec->row_slot.data; const int64_t n0 = di_size(&rec->row_slot);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub((int64_t)l->max_num_seqs, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_num_seqs))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->max_num_seqs)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 27, 30, -1, "SamplerInputs.row_slot", "all(0 <= row_slot < max_num_seqs)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* row_slot: unique(row_slot) */
@@ -5148,10 +5081,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->history_ids)) continue;
         const int32_t *f0 = rec->history_ids.data; const int64_t n0 = di_size(&rec->history_ids);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 28, 32, -1, "SamplerInputs.history_ids", "all(0 <= history_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* history_counts: all(history_counts >= 0) */
@@ -5159,10 +5091,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->history_counts)) continue;
         const int32_t *f0 = rec->history_counts.data; const int64_t n0 = di_size(&rec->history_counts);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 29, 33, -1, "SamplerInputs.history_counts", "all(history_counts >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* history_counts: sum(history_counts) == len(history_ids) */
@@ -5200,10 +5131,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->top_logprobs)) continue;
         const int32_t *f0 = rec->top_logprobs.data; const int64_t n0 = di_size(&rec->top_logprobs);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), (int64_t)rec->max_top_logprobs)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)rec->max_top_logprobs))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)rec->max_top_logprobs)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 31, 36, -1, "SamplerInputs.top_logprobs", "all(0 <= top_logprobs <= max_top_logprobs)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* logprobs_raw: all(logprobs_raw <= 1) */
@@ -5211,10 +5141,9 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         if (!di_readable(&rec->logprobs_raw)) continue;
         const uint8_t *f0 = rec->logprobs_raw.data; const int64_t n0 = di_size(&rec->logprobs_raw);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_u8(f0 + first, n - first, INT32_MIN, INT64_C(1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 32, 37, -1, "SamplerInputs.logprobs_raw", "all(logprobs_raw <= 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     return 0;
@@ -5546,10 +5475,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->sampled_ids)) continue;
         const int32_t *f0 = rec->sampled_ids.data; const int64_t n0 = di_size(&rec->sampled_ids);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 2, 0, -1, "SamplerOutput.sampled_ids", "all(-1 <= sampled_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* sampled_ids: len(sampled_ids) == len(step.seq_uid) */
@@ -5567,10 +5495,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->sampled_logprob)) continue;
         const float *f0 = rec->sampled_logprob.data; const int64_t n0 = di_size(&rec->sampled_logprob);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_f32(f0 + first, n - first, -INFINITY, 0x0.0p+0f)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((double)f0[i]) <= INT64_C(0)) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 4, 2, -1, "SamplerOutput.sampled_logprob", "all(sampled_logprob <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* verified_ids: all(-1 <= verified_ids < V) */
@@ -5578,10 +5505,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->verified_ids)) continue;
         const int32_t *f0 = rec->verified_ids.data; const int64_t n0 = di_size(&rec->verified_ids);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 5, 3, -1, "SamplerOutput.verified_ids", "all(-1 <= verified_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* verified_ids: len(verified_ids) == step.num_batched_tokens */
@@ -5646,10 +5572,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->verified_logprob)) continue;
         const float *f0 = rec->verified_logprob.data; const int64_t n0 = di_size(&rec->verified_logprob);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_f32(f0 + first, n - first, -INFINITY, 0x0.0p+0f)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((double)f0[i]) <= INT64_C(0)) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 6, 6, -1, "SamplerOutput.verified_logprob", "all(verified_logprob <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* draft_logprob: all(draft_logprob <= 0) */
@@ -5657,10 +5582,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->draft_logprob)) continue;
         const float *f0 = rec->draft_logprob.data; const int64_t n0 = di_size(&rec->draft_logprob);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_f32(f0 + first, n - first, -INFINITY, 0x0.0p+0f)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((double)f0[i]) <= INT64_C(0)) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 7, 7, -1, "SamplerOutput.draft_logprob", "all(draft_logprob <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* accepted: all(0 <= accepted <= K) */
@@ -5668,10 +5592,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->accepted)) continue;
         const int32_t *f0 = rec->accepted.data; const int64_t n0 = di_size(&rec->accepted);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), (int64_t)l->num_draft)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->num_draft))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->num_draft)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 8, 8, -1, "SamplerOutput.accepted", "all(0 <= accepted <= K)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* accepted: all(accepted <= step.seqlens_q - 1) */
@@ -5770,10 +5693,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->draft_ids)) continue;
         const int32_t *f0 = rec->draft_ids.data; const int64_t n0 = di_size(&rec->draft_ids);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 9, 11, -1, "SamplerOutput.draft_ids", "all(-1 <= draft_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* confidence: all(0 <= confidence <= 1) */
@@ -5781,10 +5703,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->confidence)) continue;
         const float *f0 = rec->confidence.data; const int64_t n0 = di_size(&rec->confidence);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_f32(f0 + first, n - first, 0x0.0p+0f, 0x1.0000000000000p+0f)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 11, 12, -1, "SamplerOutput.confidence", "all(0 <= confidence <= 1)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* top_ids: all(-1 <= top_ids < V) */
@@ -5792,10 +5713,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->top_ids)) continue;
         const int32_t *f0 = rec->top_ids.data; const int64_t n0 = di_size(&rec->top_ids);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 13, 13, -1, "SamplerOutput.top_ids", "all(-1 <= top_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* top_logprobs: all(top_logprobs <= 0) */
@@ -5803,10 +5723,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->top_logprobs)) continue;
         const float *f0 = rec->top_logprobs.data; const int64_t n0 = di_size(&rec->top_logprobs);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_f32(f0 + first, n - first, -INFINITY, 0x0.0p+0f)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((double)f0[i]) <= INT64_C(0)) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 14, 14, -1, "SamplerOutput.top_logprobs", "all(top_logprobs <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* verified_top_ids: all(-1 <= verified_top_ids < V) */
@@ -5814,10 +5733,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->verified_top_ids)) continue;
         const int32_t *f0 = rec->verified_top_ids.data; const int64_t n0 = di_size(&rec->verified_top_ids);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 15, 15, -1, "SamplerOutput.verified_top_ids", "all(-1 <= verified_top_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* verified_top_logprobs: all(verified_top_logprobs <= 0) */
@@ -5825,10 +5743,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->verified_top_logprobs)) continue;
         const float *f0 = rec->verified_top_logprobs.data; const int64_t n0 = di_size(&rec->verified_top_logprobs);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_f32(f0 + first, n - first, -INFINITY, 0x0.0p+0f)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((double)f0[i]) <= INT64_C(0)) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 16, 16, -1, "SamplerOutput.verified_top_logprobs", "all(verified_top_logprobs <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* sum_smaller: all(0 <= sum_smaller <= 1.001) */
@@ -5836,10 +5753,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->sum_smaller)) continue;
         const float *f0 = rec->sum_smaller.data; const int64_t n0 = di_size(&rec->sum_smaller);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_f32(f0 + first, n - first, 0x0.0p+0f, 0x1.0041880000000p+0f)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= 1.001)) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= 1.001))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 17, 17, -1, "SamplerOutput.sum_smaller", "all(0 <= sum_smaller <= 1.001)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* verified_sum_smaller: all(0 <= verified_sum_smaller <= 1.001) */
@@ -5847,10 +5763,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->verified_sum_smaller)) continue;
         const float *f0 = rec->verified_sum_smaller.data; const int64_t n0 = di_size(&rec->verified_sum_smaller);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_f32(f0 + first, n - first, 0x0.0p+0f, 0x1.0041880000000p+0f)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= 1.001)) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= 1.001))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 18, 18, -1, "SamplerOutput.verified_sum_smaller", "all(0 <= verified_sum_smaller <= 1.001)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* prompt_logprobs: all(prompt_logprobs <= 0) */
@@ -5858,10 +5773,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->prompt_logprobs)) continue;
         const float *f0 = rec->prompt_logprobs.data; const int64_t n0 = di_size(&rec->prompt_logprobs);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_f32(f0 + first, n - first, -INFINITY, 0x0.0p+0f)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((double)f0[i]) <= INT64_C(0)) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 19, 19, -1, "SamplerOutput.prompt_logprobs", "all(prompt_logprobs <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* grammar_status: all(-1 <= grammar_status <= 2) */
@@ -5869,10 +5783,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->grammar_status)) continue;
         const int8_t *f0 = rec->grammar_status.data; const int64_t n0 = di_size(&rec->grammar_status);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_i8(f0 + first, n - first, INT64_C(-1), INT64_C(2))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(2)))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(2))))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 20, 20, -1, "SamplerOutput.grammar_status", "all(-1 <= grammar_status <= 2)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* verified_per_step: all(verified_per_step >= 0) */
@@ -5880,10 +5793,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->verified_per_step)) continue;
         const int32_t *f0 = rec->verified_per_step.data; const int64_t n0 = di_size(&rec->verified_per_step);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 21, 21, -1, "SamplerOutput.verified_per_step", "all(verified_per_step >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* accepted_per_step: all(0 <= accepted_per_step <= verified_per_step) */
@@ -5905,10 +5817,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->moe_balance)) continue;
         const float *f0 = rec->moe_balance.data; const int64_t n0 = di_size(&rec->moe_balance);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_f32(f0 + first, n - first, 0x0.0p+0f, INFINITY)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((double)f0[i]) >= INT64_C(0)) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((double)f0[i]) >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 24, 24, -1, "SamplerOutput.moe_balance", "all(moe_balance >= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* row_status: all(0 <= row_status <= 2) */
@@ -5916,10 +5827,9 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!di_readable(&rec->row_status)) continue;
         const int8_t *f0 = rec->row_status.data; const int64_t n0 = di_size(&rec->row_status);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_i8(f0 + first, n - first, INT64_C(0), INT64_C(2))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(2)))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(2))))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 26, 25, -1, "SamplerOutput.row_status", "all(0 <= row_status <= 2)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* row_status: all(row_status != RowStatus.OK or sampled_ids >= 0) */
@@ -6211,10 +6121,9 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         if (!di_readable(&rec->kind)) continue;
         const uint8_t *f0 = rec->kind.data; const int64_t n0 = di_size(&rec->kind);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_u8(f0 + first, n - first, INT32_MIN, INT64_C(4))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(4))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(4)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 3, 1, -1, "EventBatch.kind", "all(kind <= 4)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* flags: all((flags & 3) == flags) */
@@ -6274,10 +6183,9 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         if (!di_readable(&rec->token_id)) continue;
         const int32_t *f0 = rec->token_id.data; const int64_t n0 = di_size(&rec->token_id);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub((int64_t)l->vocab_size, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 5, 6, -1, "EventBatch.token_id", "all(-1 <= token_id < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* token_id: all(kind == EventKind.TOKEN implies token_id >= 0) */
@@ -6313,10 +6221,9 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         if (!di_readable(&rec->logprob)) continue;
         const float *f0 = rec->logprob.data; const int64_t n0 = di_size(&rec->logprob);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_f32(f0 + first, n - first, -INFINITY, 0x0.0p+0f)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((double)f0[i]) <= INT64_C(0)) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 6, 9, -1, "EventBatch.logprob", "all(logprob <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* draft_logprob: all(draft_logprob <= 0) */
@@ -6324,10 +6231,9 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         if (!di_readable(&rec->draft_logprob)) continue;
         const float *f0 = rec->draft_logprob.data; const int64_t n0 = di_size(&rec->draft_logprob);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_f32(f0 + first, n - first, -INFINITY, 0x0.0p+0f)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((double)f0[i]) <= INT64_C(0)) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 7, 10, -1, "EventBatch.draft_logprob", "all(draft_logprob <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* sum_smaller: all(0 <= sum_smaller <= 1.001) */
@@ -6335,10 +6241,9 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         if (!di_readable(&rec->sum_smaller)) continue;
         const float *f0 = rec->sum_smaller.data; const int64_t n0 = di_size(&rec->sum_smaller);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_f32(f0 + first, n - first, 0x0.0p+0f, 0x1.0041880000000p+0f)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= 1.001)) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= 1.001))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 8, 11, -1, "EventBatch.sum_smaller", "all(0 <= sum_smaller <= 1.001)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* output_index: all(output_index >= 0) */
@@ -6346,10 +6251,9 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         if (!di_readable(&rec->output_index)) continue;
         const int32_t *f0 = rec->output_index.data; const int64_t n0 = di_size(&rec->output_index);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 9, 12, -1, "EventBatch.output_index", "all(output_index >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* output_index: all(kind == EventKind.TOKEN implies output_index >= 1) */
@@ -6388,10 +6292,9 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         if (!di_readable(&rec->prompt_len)) continue;
         const int32_t *f0 = rec->prompt_len.data; const int64_t n0 = di_size(&rec->prompt_len);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 10, 15, -1, "EventBatch.prompt_len", "all(prompt_len >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* finish_reason: all(finish_reason <= 8) */
@@ -6399,10 +6302,9 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         if (!di_readable(&rec->finish_reason)) continue;
         const uint8_t *f0 = rec->finish_reason.data; const int64_t n0 = di_size(&rec->finish_reason);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_u8(f0 + first, n - first, INT32_MIN, INT64_C(8))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(8))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(8)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 11, 16, -1, "EventBatch.finish_reason", "all(finish_reason <= 8)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* finish_reason: all((finish_reason != FinishReason.NONE) == ((flags & EventFlags.LAST) != 0)) */
@@ -6424,10 +6326,9 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         if (!di_readable(&rec->drafted)) continue;
         const int16_t *f0 = rec->drafted.data; const int64_t n0 = di_size(&rec->drafted);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_i16(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 12, 18, -1, "EventBatch.drafted", "all(drafted >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* accepted: all(0 <= accepted <= drafted) */
@@ -6449,10 +6350,9 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         if (!di_readable(&rec->conf_offset)) continue;
         const int32_t *f0 = rec->conf_offset.data; const int64_t n0 = di_size(&rec->conf_offset);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(-1), INT32_MAX)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 14, 20, -1, "EventBatch.conf_offset", "all(conf_offset >= -1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* conf_offset: all(conf_offset == -1 or conf_offset + K <= len(confidences)) */
@@ -6474,10 +6374,9 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         if (!di_readable(&rec->top_offset)) continue;
         const int32_t *f0 = rec->top_offset.data; const int64_t n0 = di_size(&rec->top_offset);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(-1), INT32_MAX)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 15, 22, -1, "EventBatch.top_offset", "all(top_offset >= -1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* top_offset: all(top_offset == -1 or top_offset + top_count <= len(top_ids)) */
@@ -6503,10 +6402,9 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         if (!di_readable(&rec->top_count)) continue;
         const int16_t *f0 = rec->top_count.data; const int64_t n0 = di_size(&rec->top_count);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_i16(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 16, 24, -1, "EventBatch.top_count", "all(top_count >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* top_count: all(top_offset >= 0 or top_count == 0) */
@@ -6528,10 +6426,9 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         if (!di_readable(&rec->prompt_lp_offset)) continue;
         const int32_t *f0 = rec->prompt_lp_offset.data; const int64_t n0 = di_size(&rec->prompt_lp_offset);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(-1), INT32_MAX)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 17, 26, -1, "EventBatch.prompt_lp_offset", "all(prompt_lp_offset >= -1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* prompt_lp_offset: all(prompt_lp_offset == -1 or prompt_lp_offset + prompt_len <= len(prompt_logprobs)) */
@@ -6557,10 +6454,9 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         if (!di_readable(&rec->confidences)) continue;
         const float *f0 = rec->confidences.data; const int64_t n0 = di_size(&rec->confidences);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_f32(f0 + first, n - first, 0x0.0p+0f, 0x1.0000000000000p+0f)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= ((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 19, 28, -1, "EventBatch.confidences", "all(0 <= confidences <= 1)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* top_ids: all(0 <= top_ids < V) */
@@ -6568,10 +6464,9 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         if (!di_readable(&rec->top_ids)) continue;
         const int32_t *f0 = rec->top_ids.data; const int64_t n0 = di_size(&rec->top_ids);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size))) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 20, 29, -1, "EventBatch.top_ids", "all(0 <= top_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* top_logprobs: all(top_logprobs <= 0) */
@@ -6579,10 +6474,9 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         if (!di_readable(&rec->top_logprobs)) continue;
         const float *f0 = rec->top_logprobs.data; const int64_t n0 = di_size(&rec->top_logprobs);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_f32(f0 + first, n - first, -INFINITY, 0x0.0p+0f)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((double)f0[i]) <= INT64_C(0)) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 21, 30, -1, "EventBatch.top_logprobs", "all(top_logprobs <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* prompt_logprobs: all(prompt_logprobs <= 0) */
@@ -6590,10 +6484,9 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         if (!di_readable(&rec->prompt_logprobs)) continue;
         const float *f0 = rec->prompt_logprobs.data; const int64_t n0 = di_size(&rec->prompt_logprobs);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
+        const int64_t first = 0, n = n0;
         if (di_in_range_f32(f0 + first, n - first, -INFINITY, 0x0.0p+0f)) continue;
-        for (int64_t i = first; i < n; i++) wrong |= (((double)f0[i]) <= INT64_C(0)) ? 0 : 1;
-        if (wrong) for (int64_t i = first; i < n; i++)
+        for (int64_t i = first; i < n; i++)
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 22, 31, -1, "EventBatch.prompt_logprobs", "all(prompt_logprobs <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     return 0;
