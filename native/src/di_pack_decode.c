@@ -8,17 +8,40 @@
 #include "di_pack.h"
 #include "di_view.h"
 
-static void pack_tokens(const di_step *step, di_staging *s, di_input_metadata_v41 *out)
+/* What tokens have from the place of their request, and keep as long as it stays there with as many tokens. */
+static void pack_places(const di_core *c, const di_step *step, di_staging *s)
 {
     for (int32_t i = 0; i < step->n; i++) {
         const di_row *r = &step->rows[i];
-        for (int32_t j = 0; j < r->q; j++) {
-            int32_t t = r->first + j;
-            s->context_lens[t] = r->start + j + 1;
+        for (int32_t t = r->first; t < r->first + r->q; t++) {
             s->query_indices[t] = i;
             s->state_slot_idx[t] = r->state_slot;
             s->swa_slot_idx[t] = r->swa_slot;
         }
+        /* The row of the persistent table that the backend keeps from bt_delta. */
+        for (int32_t t = r->first; t < r->first + r->q && !c->cfg.csr_tables; t++) s->row_slot_idx[t] = r->row_slot;
+    }
+}
+
+/* Whether the staging holds them: the step that was packed into it before had the same rows, and neither step has a row
+ * of fewer tokens than there can be. */
+static int are_places_kept(const di_core *c, const di_step *step, di_staging *s)
+{
+    int is_even = step->t == step->n * c->dim.q;
+    int is_kept = is_even && step->n_placed == 0 && step->n <= s->n_kept &&
+                  s->kept_step + (uint64_t)c->cfg.depth + 1 == step->id;
+    s->n_kept = is_even ? step->n : 0;
+    s->kept_step = step->id;
+    return is_kept;
+}
+
+static void pack_tokens(const di_core *c, const di_step *step, di_staging *s, di_input_metadata_v41 *out)
+{
+    if (!are_places_kept(c, step, s)) pack_places(c, step, s);
+    for (int32_t i = 0; i < step->n; i++) {
+        const di_row *r = &step->rows[i];
+        int32_t *lens = s->context_lens + r->first, start = r->start;
+        for (int32_t j = 0; j < r->q; j++) lens[j] = start + j + 1;
     }
     out->context_lens = di_view_1d(s->context_lens, DI_DTYPE_I32, step->t);
     out->query_indices = di_view_1d(s->query_indices, DI_DTYPE_I32, step->t);
@@ -39,13 +62,8 @@ static void pack_tables(const di_core *c, const di_step *step, di_staging *s, di
     out->block_tables = di_view_2d(s->block_tables, DI_DTYPE_I32, step->t, c->dim.max_blocks);
 }
 
-/* The row of the persistent table that the backend keeps from bt_delta. */
-static void pack_row_slots(const di_step *step, di_staging *s, di_input_metadata_v41 *out)
+static void show_row_slots(const di_step *step, di_staging *s, di_input_metadata_v41 *out)
 {
-    for (int32_t i = 0; i < step->n; i++) {
-        const di_row *r = &step->rows[i];
-        for (int32_t t = r->first; t < r->first + r->q; t++) s->row_slot_idx[t] = r->row_slot;
-    }
     out->row_slot_idx = di_view_1d(s->row_slot_idx, DI_DTYPE_I32, step->t);
 }
 
@@ -112,11 +130,30 @@ static void pack_slots(const di_step *step, di_ratio_staging *s, int32_t ratio, 
     }
 }
 
+/* The same for ratio 1, where every token ends a group of its own. */
+static void pack_own_slots(const di_step *step, di_ratio_staging *s, int32_t per_block)
+{
+    const divisor by_block = divisor_of(per_block);
+    for (int32_t i = 0; i < step->n; i++) {
+        const di_row *r = &step->rows[i];
+        int32_t start = r->start, column = divided(start, by_block), at = start - column * per_block;
+        int32_t *positions = s->positions_c + r->first, *slots = s->slot_main + r->first, *klen = s->klen + r->first;
+        int32_t base = r->blocks[column] * per_block;
+        for (int32_t j = 0; j < r->q; j++) {
+            if (at == per_block) at = 0, base = r->blocks[++column] * per_block;
+            positions[j] = start + j;
+            klen[j] = start + j + 1;
+            slots[j] = base + at++;
+        }
+    }
+}
+
 static void pack_ratio(const di_core *c, const di_step *step, di_ratio_staging *s, int32_t at,
                        di_input_metadata_v41 *out)
 {
     int32_t ratio = c->dim.ratios[at], per_block = c->cfg.block_size / ratio;
-    pack_slots(step, s, ratio, per_block);
+    if (ratio == 1) pack_own_slots(step, s, per_block);
+    else pack_slots(step, s, ratio, per_block);
     out->positions_c[at] = di_view_1d(s->positions_c, DI_DTYPE_I32, step->t);
     out->slot_main[at] = di_view_1d(s->slot_main, DI_DTYPE_I32, step->t);
     if (is_listed(c->cfg.ratios_sparse, c->cfg.num_ratios_sparse, ratio))
@@ -132,9 +169,9 @@ static void pack_ratio(const di_core *c, const di_step *step, di_ratio_staging *
 
 void di_pack_decode(const di_core *c, const di_step *step, di_staging *s, di_input_metadata_v41 *out)
 {
-    pack_tokens(step, s, out);
+    pack_tokens(c, step, s, out);
     if (c->cfg.csr_tables) pack_tables(c, step, s, out);
-    else pack_row_slots(step, s, out);
+    else show_row_slots(step, s, out);
     if (c->cfg.window) pack_window(c, step, s, out);
     for (int32_t i = 0; i < c->dim.num_ratios; i++) pack_ratio(c, step, &s->ratio[i], i, out);
     if (c->cfg.depth > 1) di_pack_feed(c, step, s, out);

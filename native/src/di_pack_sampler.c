@@ -24,26 +24,51 @@ static int is_same_life(const di_row *r) { return r->seq->generation == r->gener
 
 typedef struct lists {
     int32_t n_suppress, width, has_forced;
+    int32_t most_forced;      /* forced tokens of the request that has most */
     uint8_t wants;            /* DI_WANTS_ of any request */
 } lists;
 
-/* Stop ids, forced tokens and suppressed ids of the logit rows [first, first + n) of request i. */
-static void pack_tokens(const di_seq *q, int32_t i, int32_t first, int32_t n, int32_t start, di_staging *s, lists *l)
+static void pack_stops(const di_seq *q, int32_t i, di_staging *s, const lists *l)
 {
     int32_t *stop = s->stop_ids + (size_t)i * (size_t)l->width;
     for (int32_t x = 0; x < l->width; x++) stop[x] = x < q->n_stop ? q->stop_ids[x] : -1;
+}
+
+/* Forced tokens of the logit rows [first, first + n); the first of them samples output token ``ordinal``, from 1. */
+static void pack_forced(const di_seq *q, int32_t first, int32_t n, int32_t ordinal, di_staging *s, lists *l)
+{
     for (int32_t j = 0; j < n; j++) {
-        int32_t ordinal = start + j + 2 - q->prompt_len;   /* 1 = first output token */
-        int is_forced = ordinal >= 1 && ordinal <= q->n_forced && q->forced[ordinal - 1] >= 0;
-        s->forced[first + j] = is_forced ? q->forced[ordinal - 1] : -1;
+        int32_t at = ordinal + j;
+        int is_forced = at >= 1 && at <= q->n_forced && q->forced[at - 1] >= 0;
+        s->forced[first + j] = is_forced ? q->forced[at - 1] : -1;
         l->has_forced |= is_forced;
-        if (ordinal > q->sampling.min_tokens) continue;
+    }
+}
+
+/* Stop ids are suppressed in the rows of the first min_tokens tokens. */
+static void pack_suppressed(const di_seq *q, int32_t first, int32_t n, int32_t ordinal, di_staging *s, lists *l)
+{
+    for (int32_t j = 0; j < n && ordinal + j <= q->sampling.min_tokens; j++)
         for (int32_t x = 0; x < q->n_stop; x++) {
             s->eos_suppress[2 * l->n_suppress] = first + j;
             s->eos_suppress[2 * l->n_suppress + 1] = q->stop_ids[x];
             l->n_suppress++;
         }
-    }
+}
+
+/* Every row of a decode step is sampled: entry t is t, and stays that until a prefill step writes others. */
+static void select_all(const di_step *step, di_staging *s)
+{
+    for (int32_t t = s->n_selected_all; t < step->t; t++) s->selected_rows[t] = t;
+    if (step->t > s->n_selected_all) s->n_selected_all = step->t;
+}
+
+/* Where the drafts that row r verifies lie in the pool; the row behind the last one verifies none. */
+static void pack_draft_rows(const di_core *c, const di_row *r, di_staging *s)
+{
+    int32_t *at = s->draft_rows + r->first, from = di_row_draft_read(r) * c->cfg.num_draft;
+    for (int32_t j = 0; j < r->q - 1; j++) at[j] = from + j;
+    at[r->q - 1] = 0;
 }
 
 static void pack_parameters(const di_seq *q, int32_t i, di_staging *s)
@@ -62,8 +87,13 @@ static lists pack_rows(const di_core *c, const di_step *step, di_staging *s)
 {
     lists l = {0};
     int is_prefill = step->kind == DI_STEP_PREFILL;
-    for (int32_t i = 0; i < step->n; i++)
-        if (step->rows[i].seq->n_stop > l.width) l.width = step->rows[i].seq->n_stop;
+    for (int32_t i = 0; i < step->n; i++) {
+        const di_seq *q = step->rows[i].seq;
+        if (q->n_stop > l.width) l.width = q->n_stop;
+        if (q->n_forced > l.most_forced) l.most_forced = q->n_forced;
+    }
+    if (is_prefill) s->n_selected_all = 0;
+    else select_all(step, s);
     for (int32_t i = 0; i < step->n; i++) {
         const di_row *r = &step->rows[i];
         /* Prefill samples after the last row of the chunk. A request that ended meanwhile keeps harmless values. */
@@ -77,11 +107,11 @@ static lists pack_rows(const di_core *c, const di_step *step, di_staging *s)
         s->row_count[i] = n;
         s->draft_write[i] = r->draft_slot;
         if (is_prefill) s->selected_rows[i] = r->first + r->q - 1;
-        for (int32_t j = 0; j < n && !is_prefill; j++) {
-            s->selected_rows[first + j] = first + j;
-            s->draft_rows[first + j] = j < n - 1 ? di_row_draft_read(r) * c->cfg.num_draft + j : 0;
-        }
-        pack_tokens(r->seq, i, first, n, start, s, &l);
+        else if (c->cfg.num_draft) pack_draft_rows(c, r, s);
+        int32_t ordinal = start + 2 - r->seq->prompt_len;
+        pack_stops(r->seq, i, s, &l);
+        if (l.most_forced) pack_forced(r->seq, first, n, ordinal, s, &l);
+        pack_suppressed(r->seq, first, n, ordinal, s, &l);
     }
     return l;
 }

@@ -111,6 +111,9 @@ typedef struct di_staging {
     uint8_t *logprobs_raw;
     float *temperature, *top_p, *min_p, *repetition_penalty, *presence_penalty, *frequency_penalty;
     uint64_t *seed;
+    int32_t n_selected_all;   /* entries of selected_rows that are their own index */
+    int32_t n_kept;           /* rows of one decode step whose constant arrays stay (pack_tokens), 0 = none */
+    uint64_t kept_step;       /* that step */
 } di_staging;
 
 typedef struct di_counters {
