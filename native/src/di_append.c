@@ -36,16 +36,22 @@ void di_append_keep_drafts(di_core *c, di_seq *s, int32_t i, const di_tokens *t)
     if (c->varlen.is_on) di_varlen_keep(c, s, from, t->confidence ? t->confidence + at : NULL);
 }
 
+/* Of n rows from i on. */
+static void copy_confidences(const di_core *c, di_event_arena *a, int32_t i, int32_t n, const di_tokens *t)
+{
+    size_t k = (size_t)c->cfg.num_draft;
+    memcpy(a->confidences + a->n_conf, t->confidence + (size_t)i * k, (size_t)n * k * sizeof(float));
+    a->n_conf += n * c->cfg.num_draft;
+}
+
 void di_append_step_end(const di_core *c, di_event_arena *a, int32_t e, int32_t i, int32_t drafted, int32_t accepted,
                         const di_tokens *t)
 {
     a->drafted[e] = (int16_t)drafted;
     a->accepted[e] = (int16_t)accepted;
     if (!t->confidence || c->cfg.num_draft == 0) return;
-    size_t k = (size_t)c->cfg.num_draft;
-    a->conf_offset[e] = a->n_conf;
-    memcpy(a->confidences + a->n_conf, t->confidence + (size_t)i * k, k * sizeof(float));
-    a->n_conf += c->cfg.num_draft;
+    copy_confidences(c, a, i, 1, t);
+    a->conf_offset[e] = a->n_conf - c->cfg.num_draft;
 }
 
 /* What the rows of a step are compared with, in one place that stays in registers. */
@@ -135,6 +141,7 @@ static void put(di_event_arena *a, di_seq *s, const di_row *r, int32_t i, int32_
 static int32_t append_several_each(di_core *c, di_step *step, int32_t i, bounds b, const di_tokens *t,
                                    di_event_arena *a)
 {
+    int32_t from = i, k = c->cfg.num_draft, n_conf = a->n_conf, has_confidence = t->confidence && k > 0;
     for (; i < step->n; i++) {
         di_append_look_ahead(step, i, t->drafts != NULL);
         di_row *r = &step->rows[i];
@@ -145,11 +152,17 @@ static int32_t append_several_each(di_core *c, di_step *step, int32_t i, bounds 
         for (int32_t j = 0; j < accepted && !stops; j++) stops = may_stop(s, t->verified[r->first + j]);
         if (stops || !goes_on(b, s, accepted + 1)) break;
         put(a, s, r, i, accepted, t);
-        if (r->q > 1 || t->confidence) di_append_step_end(c, a, a->count - 1, i, r->q - 1, accepted, t);
+        int32_t e = a->count - 1;
+        if (r->q > 1 || t->confidence) {
+            a->drafted[e] = (int16_t)(r->q - 1);
+            a->accepted[e] = (int16_t)accepted;
+        }
+        if (has_confidence) a->conf_offset[e] = n_conf + (i - from) * k;
         /* Before has_drafts is written: the flags beside it are read with one load, which would wait for that byte. */
         count_out(r, accepted + 1);
         di_append_keep_drafts(c, s, i, t);
     }
+    if (has_confidence && i > from) copy_confidences(c, a, from, i - from, t);
     return i;
 }
 

@@ -58,17 +58,18 @@ void di_varlen_keep(di_core *c, const di_seq *s, const int32_t *drafts, const fl
                                 (!drafts || drafts[0] < 0 ? NONE : 0));
     if (!drafts) return;
     float *to = round_of(c, slot, v->rounds[slot] & FLIP), all = 1;
-    for (int32_t j = 0; j < c->cfg.num_draft; j++) {
-        float x = drafts[j] < 0 ? 0 : confidence ? confidence[j] : 1;
-        all *= x > 0 ? (x < 1 ? x : 1) : 0;     /* NaN counts as 0 */
-        to[j] = all;
+    int32_t k = c->cfg.num_draft;
+    for (int32_t j = 0; j < k; j++) {
+        float x = confidence ? confidence[j] : 1;
+        x = x > 0 ? x : 0;      /* NaN counts as 0 */
+        x = x < 1 ? x : 1;
+        to[j] = all *= drafts[j] < 0 ? 0 : x;
     }
 }
 
 static void put(float *to, int32_t k, const float *from, float otherwise)
 {
-    if (from) memcpy(to, from, (size_t)k * sizeof *to);
-    else for (int32_t j = 0; j < k; j++) to[j] = otherwise;
+    for (int32_t j = 0; j < k; j++) to[j] = from ? from[j] : otherwise;     /* a few: memcpy takes longer */
 }
 
 /* How many of the step's candidates continue the step in flight. */
