@@ -23,8 +23,8 @@ PER_EVENT = {
     for name, definition in CONTRACTS["EventBatch"].fields
     if definition.endswith("[X]")
 }
-# `di_event_info` from its start: arena, capacity, generation, data, bytes, step_id, count, has_more, next.
-INFO = "=iiQQQQiii"
+# Of `di_event_info`, from its start: arena, step_id, count, has_more, next; the rest is asked for once an arena.
+INFO = "=i28xQiii"
 # Alternatives lie in memory of their own that may move when the arena is used again: readers get copies.
 COPIED = ("top_ids", "top_logprobs", "prompt_logprobs")
 
@@ -100,23 +100,22 @@ class EventRing:
 
     def view(self, core: Any) -> EventView:
         """The batch that the call which filled ``batch`` and ``info`` made."""
-        index, _, _, _, nbytes, step_id, count, has_more, self._next = self._unpack(self._buffer)
+        index, step_id, count, has_more, self._next = self._unpack(self._buffer)
         if index < 0:
             return EventView(None, 0, self.batch.step_id, None)
-        views = self._views
         struct = ffi.new("di_event_batch *", self.batch[0]) if has_more else None
-        if index in views and getrefcount(views[index]) == 2:
-            # Nobody has the batch that was here: a batch of as many events shows the same arrays.
-            view = views[index]
+        view = self._views.get(index)
+        if view is not None and getrefcount(view) == 3:
+            # Nobody else has the batch that was here: a batch of as many events shows the same arrays.
             view._begin(count, step_id, struct)
             return view
         arena = self._arenas.get(index)
         if arena is None:
-            arena = self._arenas[index] = Arena(index, self.info.data, nbytes, core)
+            arena = self._arenas[index] = Arena(index, self.info.data, self.info.bytes, core)
             arena.learn(self.batch)
-        if index in views:
-            views[index]._recycle(step_id)
-        view = views[index] = EventView(arena, count, step_id, struct)
+        if view is not None:
+            view._recycle(step_id)
+        view = self._views[index] = EventView(arena, count, step_id, struct)
         return view
 
     def close(self) -> None:

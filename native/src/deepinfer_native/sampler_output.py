@@ -22,23 +22,41 @@ from_buffer = ffi.from_buffer
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 # `accepted` may stay on the device: the verified ids say the same.
 OPTIONAL_ON_HOST = {"accepted"}
+NOTHING = object()
 
 
 @define(eq=False)
 class Place:
-    """A field that is shown, and the array that was shown last: one that comes again needs nothing at all."""
+    """A field that is shown, and the two arrays of it that were shown last: one that comes again, as staging buffers
+    do in turn, is not looked at again, nor its address asked for."""
 
     view: Any
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    array: Any = ...  # nothing yet
+    array: Any = NOTHING
     data: Any = None
+    array_before: Any = NOTHING
+    data_before: Any = None
+
+    def show(self, array: Any) -> bool:
+        """Show an array that is not the newest one; False if it has to be looked at. Raises ValueError if it is not
+        contiguous."""
+        if array is self.array_before:
+            data = self.data_before
+        elif type(array) is Array and array.dtype is self.dtype and (array.shape == self.shape or self.resize(array)):
+            data = from_buffer(array)
+        else:
+            return False
+        self.array_before, self.data_before = self.array, self.data
+        self.array, self.data, self.view.data = array, data, data
+        return True
 
     def resize(self, array: Any) -> bool:
         """Show another length; False if the number of dimensions differs."""
         if array.ndim != len(self.shape):
             return False
         self.shape = array.shape
+        self.array = NOTHING  # of another length, as the one before it
         set_shape(self.view, array.shape)
         return True
 
@@ -65,14 +83,11 @@ def filler(shown: tuple[str, ...], absent: tuple[str, ...]) -> Filler:
     for i, name in enumerate(shown):
         lines += [
             f"    a, p = o.{name}, places[{i}]",
-            "    if a is not p.array:",
-            "        if type(a) is not Array or a.dtype is not p.dtype or a.shape != p.shape and not p.resize(a):",
-            "            return False",
-            "        p.view.data = p.data = from_buffer(a)",
-            "        p.array = a",
+            "    if a is not p.array and not p.show(a):",
+            "        return False",
         ]
     lines.append("    return True")
-    made: dict[str, Any] = {"Array": Array, "from_buffer": from_buffer}
+    made: dict[str, Any] = {}
     exec("\n".join(lines), made)
     function: Filler = made["fill"]
     return function
@@ -80,7 +95,7 @@ def filler(shown: tuple[str, ...], absent: tuple[str, ...]) -> Filler:
 
 class OutputWriter:
     """Fills one struct again and again. A steady step has the same fields as the one before: then only addresses, and
-    lengths that changed, are written. The arrays of an output are kept until the next one."""
+    lengths that changed, are written. The arrays of an output are kept until the next but one."""
 
     def __init__(self) -> None:
         self.struct = ffi.new("di_sampler_output *")
