@@ -44,6 +44,16 @@ def test_samples_are_the_requests_with_their_seeds_and_share_the_prompt(overlap:
     assert all(len({c.token_ids for c in output.outputs}) > 1 for output in outputs)
 
 
+def test_samples_with_drafts_do_not_depend_on_whether_they_share_the_prompt() -> None:
+    """A sample that is forked draws its first token in a decode step, one that has to wait in a prefill."""
+    made = []
+    for settings in ({"max_num_seqs": 8}, {"max_num_seqs": 1, "overlap": False}):
+        with LLM(block_size=16, seed=1, draft_tokens=4, verify="rejection", **settings) as llm:
+            made.append((tokens(llm.generate(prompts()[:3], PARAMS.updated({"n": 2}))), llm.times.prefill_tokens))
+    assert made[0][0] == made[1][0]
+    assert made[0][1] < made[1][1]  # the second engine has no place for a fork
+
+
 @pytest.mark.slow  # the token comparison has samples on a small pool, too
 def test_samples_on_a_pool_that_is_too_small_for_them_keep_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "SLOT_SHARE", 1.0)

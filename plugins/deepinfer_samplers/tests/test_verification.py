@@ -136,6 +136,19 @@ def test_draft_of_minus_one_is_never_accepted_and_leaves_the_target_untouched() 
     assert out.verified_per_step.tolist() == [0, 1]
 
 
+def test_request_without_drafts_draws_the_token_of_a_step_that_verifies_nothing() -> None:
+    """As behind a fork: slot 0 is read. With the noise of a rejection the token would depend on the way to it."""
+    logits = torch.randn(3 * 64, V, generator=torch.Generator().manual_seed(3))
+    sampler = drafting_sampler(V, 2, 64)
+    seeds = np.arange(64)
+    inputs = inputs_of(64, 2, 3, slots=np.zeros(64), seed=seeds, sample_pos=np.full(64, 9))
+    inputs.draft_write_slot = np.arange(1, 65, dtype=np.int32)
+    out = sampler.sample(logits, inputs)
+    plain = CanonicalSampler(V).sample(logits[::3], inputs_of(64, 0, seed=seeds, sample_pos=np.full(64, 9)))
+    assert out.accepted.tolist() == [0] * 64
+    assert out.sampled_ids.tolist() == plain.sampled_ids.tolist()
+
+
 def test_forced_token_decides_about_the_draft() -> None:
     for temperature in (0.0, 1.0):
         sampler = drafting_sampler(V, 2, 3)

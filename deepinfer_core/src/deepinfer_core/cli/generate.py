@@ -57,6 +57,7 @@ SETTINGS = (
     "draft_schedule",
     "decode_token_blacklist",
     "sampler_force_topk",
+    "sum_smaller",
     "confidence_temperature",
     "max_backtracking_tokens",
     "verify",

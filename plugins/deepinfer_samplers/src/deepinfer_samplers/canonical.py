@@ -188,8 +188,11 @@ class CanonicalSampler:
         places = host(inputs.draft_rows).astype(np.int64)
         if step.source is not None:
             places = places[step.source]
-        verifies = step.rows.offset < np.diff(step.first)[step.rows.request] - 1
-        return StepDrafts(self._proposer.pool, places[: len(step.rows)], verifies)
+        pool, places = self._proposer.pool, places[: len(step.rows)]
+        # A row of slot 0 has nothing to verify either. It draws afresh: the first token behind a fork is then the one
+        # that a prefill of the same prompt gives.
+        verifies = (step.rows.offset < np.diff(step.first)[step.rows.request] - 1) & (places >= pool.num_draft)
+        return StepDrafts(pool, places, verifies)
 
 
 def no_drafts(field: str, what: str) -> NotSupported:
