@@ -28,7 +28,7 @@ from deepinfer_native.events import EventRing, EventView
 from deepinfer_native.gate import Gate
 from deepinfer_native.library import call, check, ffi, last_error, lib, misfit
 from deepinfer_native.request import Bias, Ids, RequestWriter
-from deepinfer_native.sampler_output import OutputWriter
+from deepinfer_native.sampler_output import TurnWriter
 from deepinfer_native.sharing import Sharing
 from deepinfer_native.stats import CoreStats, from_c
 from deepinfer_native.transfer import Transfers
@@ -85,7 +85,7 @@ class Core(Transfers, Sharing):
             if config.inputs == "InputMetadataV41"
             else RecordReader("di_input_metadata", InputMetadata, "inputs", *shown)
         )
-        self._output = OutputWriter()
+        self._output = TurnWriter()
         self._events = EventRing()
         self._gate = Gate()
         self._base = (

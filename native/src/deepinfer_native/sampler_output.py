@@ -27,28 +27,25 @@ NOTHING = object()
 
 @define(eq=False)
 class Place:
-    """A field that is shown, and the two arrays of it that were shown last: one that comes again, as staging buffers
-    do in turn, is not looked at again, nor its address asked for."""
+    """A field that is shown, and the array that was shown last: one that comes again needs nothing at all."""
 
     view: Any
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    array: Any = NOTHING
-    data: Any = None
-    array_before: Any = NOTHING
-    data_before: Any = None
+    array: Any
+    data: Any
 
     def show(self, array: Any) -> bool:
         """Show an array that is not the newest one; False if it has to be looked at. Raises ValueError if it is not
         contiguous."""
-        if array is self.array_before:
-            data = self.data_before
-        elif type(array) is Array and array.dtype is self.dtype and (array.shape == self.shape or self.resize(array)):
-            data = from_buffer(array)
-        else:
+        if (
+            type(array) is not Array
+            or array.dtype is not self.dtype
+            or (array.shape != self.shape and not self.resize(array))
+        ):
             return False
-        self.array_before, self.data_before = self.array, self.data
-        self.array, self.data, self.view.data = array, data, data
+        self.view.data = self.data = from_buffer(array)
+        self.array = array
         return True
 
     def resize(self, array: Any) -> bool:
@@ -56,7 +53,6 @@ class Place:
         if array.ndim != len(self.shape):
             return False
         self.shape = array.shape
-        self.array = NOTHING  # of another length, as the one before it
         set_shape(self.view, array.shape)
         return True
 
@@ -95,7 +91,7 @@ def filler(shown: tuple[str, ...], absent: tuple[str, ...]) -> Filler:
 
 class OutputWriter:
     """Fills one struct again and again. A steady step has the same fields as the one before: then only addresses, and
-    lengths that changed, are written. The arrays of an output are kept until the next but one."""
+    lengths that changed, are written. The arrays of an output are kept until the next one."""
 
     def __init__(self) -> None:
         self.struct = ffi.new("di_sampler_output *")
@@ -104,22 +100,21 @@ class OutputWriter:
         self._arrays = [m.name for m in members_of("di_sampler_output") if m.is_view and not m.name.endswith("_device")]
         self._views = {name: getattr(self.struct, name) for name in self._arrays}
         self._read = operator.attrgetter(*self._arrays)
-        self._shown: dict[str, tuple[Any, ...]] = {}
+        self._shown: dict[str, Place] = {}
         self._places: list[Place] = []  # of what is shown
         self._steady: Filler = nothing_is_known
         self._error = 0.0  # confidence_error, as it is in the struct
-        self._keep: list[Any] = []
+        self.first: Any = NOTHING  # what an output is known by: its sampled ids
 
     def fill(self, output: SamplerOutput) -> Any:
         """Returns the struct. Raises ContractError naming the field that is no contiguous host array."""
-        if not isinstance(output, SamplerOutput):
-            raise ContractError(f"a {type(output).__name__} was given", contract="SamplerOutput")
         try:
             is_steady = self._steady(output, self._places)
         except ValueError:  # not contiguous: named by the long way
             is_steady = False
         if not is_steady:
             self._fill_any(output)
+        self.first = output.sampled_ids
         if output.confidence_error.__class__ is not float or output.confidence_error != self._error:
             self._show_error(output.confidence_error)
         return self.struct
@@ -133,7 +128,6 @@ class OutputWriter:
 
     def _fill_any(self, output: SamplerOutput) -> None:
         self._steady = nothing_is_known  # until every field is shown: a refused output leaves some of its own
-        self._keep.clear()
         for name, array in zip(self._arrays, self._read(output), strict=True):
             if array is None and name not in self._shown:
                 continue
@@ -147,7 +141,7 @@ class OutputWriter:
 
     def _note(self) -> None:
         """Remember what this step shows."""
-        self._places = [Place(self._views[n], *self._shown[n]) for n in self._shown]
+        self._places = list(self._shown.values())
         self._steady = filler(tuple(self._shown), tuple(n for n in self._arrays if n not in self._shown))
 
     def _show(self, name: str, view: Any, array: Any) -> None:
@@ -160,14 +154,31 @@ class OutputWriter:
         if not array.flags.c_contiguous:
             raise ContractError("is not contiguous", contract="SamplerOutput", field=name)
         data = ffi.from_buffer(array)
-        self._keep.append(data)
         view.data = data
-        self._shown[name] = (array.dtype, array.shape)
+        self._shown[name] = Place(view, array.dtype, array.shape, array, data)
         view.dtype = CODES[array.dtype]
         view.ndim = array.ndim
         set_shape(view, array.shape)
         view.space = int(Space.HOST)
         view.flags = int(ViewFlags.PRESENT)
+
+
+class TurnWriter:
+    """Two writers in turn, as a sampler's staging buffers come: arrays that come again find what was written of them.
+    The arrays of an output are kept until the next but one."""
+
+    def __init__(self) -> None:
+        self._newest, self._other = OutputWriter(), OutputWriter()
+
+    def fill(self, output: SamplerOutput) -> Any:
+        """`OutputWriter.fill` of the one that has the output's arrays, or else of the one that was not used last."""
+        if not isinstance(output, SamplerOutput):
+            raise ContractError(f"a {type(output).__name__} was given", contract="SamplerOutput")
+        writer = self._newest
+        if output.sampled_ids is not writer.first:
+            writer, self._other = self._other, writer
+            self._newest = writer
+        return writer.fill(output)
 
 
 def nothing_is_known(output: SamplerOutput, places: list[Place]) -> bool:
