@@ -128,9 +128,9 @@ def test_draft_of_minus_one_is_never_accepted_and_leaves_the_target_untouched() 
     sampler = drafting_sampler(V, 2, 1)
     logits = torch.zeros(2, 1, V)
     logits[0] = float("nan")
-    drafts, confidence = propose(sampler, Block(logits, [[0.5], [0.5]]), 1, temperature=0.0)
+    drafts, confidence = propose(sampler, Block(logits, [[float("nan")], [0.5]]), 1, temperature=0.0)
     assert drafts.tolist() == [[-1, 0]]
-    assert confidence.tolist() == [[0.0, 0.5]]
+    assert confidence.tolist() == [[0.0, 0.5]]  # a number, whatever the drafter said: NaN would refuse the whole step
     out = sampler.sample(peaked([0, 0, 0]), inputs_of(1, 2, 3, temperature=0.0))
     assert (out.accepted.tolist(), out.sampled_ids.tolist()) == ([0], [0])
     assert out.verified_per_step.tolist() == [0, 1]

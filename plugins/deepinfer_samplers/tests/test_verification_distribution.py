@@ -89,6 +89,22 @@ def test_tokens_follow_the_target_where_there_is_no_draft(mode: str) -> None:
     check(out.sampled_ids, Q)
 
 
+@pytest.mark.parametrize("mode", ["rejection", "coupled"])
+def test_tokens_follow_the_target_where_the_drafter_failed(mode: str) -> None:
+    """A slot that holds no draft, and held the distribution of an earlier one, takes nothing from the target."""
+    sampler = drafting_sampler(8, 1, N, is_coupled=mode == "coupled")
+    seeds = np.arange(N)
+    propose(sampler, Block(rows(Q)[None]), N, seed=seeds, sample_pos=3)
+    broken = torch.full((1, N, 8), float("nan"))
+    drafts, confidence = propose(sampler, Block(broken, broken[..., 0]), N, seed=seeds, sample_pos=4)
+    assert (drafts == -1).all()
+    assert (confidence == 0).all()
+    out = sampler.sample(rows(Q, BONUS), inputs_of(N, 1, 2, seed=seeds, sample_pos=5))
+    assert out.accepted.sum() == 0
+    assert out.confidence_error == 0
+    check(out.sampled_ids, Q)
+
+
 def test_accept_noise_is_uniform_and_independent_of_the_draws() -> None:
     from deepinfer_samplers.hashing import FRESH, RESIDUAL, accept_keys, draw_keys, uniform
 

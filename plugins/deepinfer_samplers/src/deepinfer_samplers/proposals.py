@@ -71,7 +71,7 @@ class Proposer:
             )
             ids.append(tokens.to(torch.int32))
             if confidence is not None:
-                confidences.append(confidence * (goes_on & (tokens != NO_DRAFT)))
+                confidences.append(confidence.masked_fill(~goes_on | (tokens == NO_DRAFT), 0.0))
             previous = ids[-1].clamp(min=0)  # what follows "no draft" is never verified
         return torch.stack(ids, 1), torch.stack(confidences, 1) if len(confidences) == num_draft else None
 
@@ -112,10 +112,14 @@ class Proposer:
             kept = np.flatnonzero(slots[drawn] > 0)
             if len(kept) and not self.is_coupled:
                 mine = probabilities[shortcuts.upload(kept, tokens.device)]
+                if rows.failed is not None:  # no draft has no distribution either: what is left of the target is all
+                    nothing = rows.failed[shortcuts.upload(drawn[kept], tokens.device)]
+                    mine = mine.masked_fill(nothing.unsqueeze(1), 0.0)
                 self.pool.write_distributions(self.pool.rows(slots[drawn][kept], k), mine)
         if rows.failed is not None:
             tokens = tokens.masked_fill(rows.failed, NO_DRAFT)
             logprobs = logprobs.masked_fill(rows.failed, 0.0)
+            confidence = None if confidence is None else confidence.masked_fill(rows.failed, 0.0)
         kept = np.flatnonzero(slots > 0)
         if len(kept):
             at = shortcuts.upload(kept, tokens.device)
