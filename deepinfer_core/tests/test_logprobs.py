@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_toys import EOS, VOCAB, Faulty, ToyModel, ToySampler, check_idle, prompts_of, small_pool, toy_llm
+from engine_toys import EOS, TOKENS, VOCAB, Faulty, ToyModel, ToySampler, check_idle, prompts_of, small_pool, toy_llm
 from scoring_toys import ScoringSampler, solo, solo_prompt
+from tiny_grammar import TinyEngine
 
 from deepinfer_core.finish_detail import FinishDetail
 from deepinfer_core.llm import LLM
@@ -208,6 +209,33 @@ def test_forced_tokens_are_put_out_with_their_logprobs(llm: LLM) -> None:
     assert [t for t, _ in want][0::2] == [7, 200, want[4][0]]
     for completion in output.outputs:
         require_same(pairs(completion), want)
+
+
+class StrictSampler(ScoringSampler):
+    """Refuses a forced token that it never chooses, as the canonical sampler does."""
+
+    def sample(self, logits: Any, inputs: Any) -> Any:
+        if inputs.forced is not None and int(inputs.forced.max()) >= TOKENS:
+            raise ValueError(f"forced {inputs.forced.max()}")
+        return super().sample(logits, inputs)
+
+
+def test_forced_token_without_text_is_refused_and_the_others_go_on() -> None:
+    """The head is wider than the tokenizer; its further rows are never chosen."""
+    late = {"schema_type": "regex", "schema": "a", "trigger_token_ids": [TOKENS]}
+    params = [
+        SamplingParams(max_tokens=3, forced_token_ids=[TOKENS - 1]),
+        SamplingParams(max_tokens=3, forced_token_ids=[-1, TOKENS]),
+        SamplingParams(max_tokens=3, so_args=late),
+    ]
+    with toy_llm(parts={"sampler": StrictSampler(), "grammar": TinyEngine}) as made:
+        good, *refused = made.generate(prompts_of(3, 6), params)
+        check_idle(made)
+    assert (good.finish_reason, good.token_ids[0]) == ("length", TOKENS - 1)
+    for output, field in zip(refused, ("forced_token_ids", "so_args: trigger_token_ids"), strict=True):
+        assert output.finish_reason == "input"
+        assert output.error is not None
+        assert output.error.details["field"] == field
 
 
 def test_forced_end_token_ends_the_answer(llm: LLM) -> None:

@@ -253,6 +253,17 @@ class SamplingParams:
         if self.structured is not None:
             self.structured.check_vocabulary(vocab_size)
 
+    def check_chosen(self, vocab_size: int) -> None:
+        """Raise ``InvalidParameter`` for a token that the answer is to have and that is never chosen.
+
+        :param vocab_size: Ids that may be sampled: further rows of the output head have no text.
+        """
+        for token in self.forced_token_ids:
+            if token >= vocab_size:
+                raise refuse("forced_token_ids", token, f"token ids from 0 to {vocab_size - 1}, or -1")
+        if self.structured is not None:
+            self.structured.check_vocabulary(vocab_size)
+
     def updated(self, changes: Mapping[str, object]) -> Self:
         """A copy with ``changes``. Raises ``InvalidParameter`` for a name that no field has."""
         if not changes:

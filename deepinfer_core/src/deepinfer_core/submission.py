@@ -11,7 +11,8 @@ from deepinfer_core.sampling_params import SamplingParams
 
 
 def check_params(parts: Machinery, params: SamplingParams) -> None:
-    """Raise a DeepInferError for parameters that the sampler cannot honour."""
+    """Raise a DeepInferError for parameters that the sampler cannot honour, and for tokens that it never chooses."""
+    params.check_chosen(parts.vocab_size)
     sampler = parts.sampler
     if params.prompt_logprobs and not hasattr(sampler, "prompt_logprobs"):
         raise NotSupported(
