@@ -142,6 +142,13 @@ def test_deterministic_engine_without_a_seed_derives_seeds_from_0() -> None:
     assert EngineConfig.resolve({"deterministic": "run", "seed": 7}, environ={}).base_seed == 7
 
 
+def test_deterministic_run_refuses_rejection_with_measured_chunks() -> None:
+    settings = {"deterministic": "run", "draft_tokens": 2, "target_itl_ms": 50}
+    error = refusal(ConfigError, parts=parts_of(invariant=True), **settings)
+    assert error.what == "deterministic is 'run', which rules out target_itl_ms with rejection verification"
+    assert error.details == {"field": "target_itl_ms"}
+
+
 @pytest.mark.parametrize("promise", ["run", "batch"])
 def test_deterministic_engine_refuses_rejection_with_measured_lengths(promise: str) -> None:
     settings = {"deterministic": promise, "verify": "rejection", "draft_schedule": "confidence", "draft_tokens": 2}

@@ -8,14 +8,18 @@ import time
 from typing import Any
 
 import pytest
+from attrs import evolve
 from engine_toys import check_idle, solo_tokens
 from grammar_toys import FakeClock, Gates, grammar_llm
 
+from deepinfer_core import admission
 from deepinfer_core.engine import Engine
 from deepinfer_core.llm import LLM
 from deepinfer_core.sampling_params import SamplingParams
 from deepinfer_core.structured import compiling, manager
 from deepinfer_core.structured.compiling import CompileService
+from deepinfer_core.structured.waiting import WaitingForGrammar
+from deepinfer_core.submission import submit
 
 FREE = SamplingParams(temperature=0, max_tokens=6)
 SLOW = SamplingParams(regex="slow", temperature=0, max_tokens=9)
@@ -60,6 +64,34 @@ def test_request_whose_grammar_compiles_does_not_hold_up_the_others(gates, overl
                     assert list(chunk.output.token_ids) == solo_tokens([257, b"abc"[chunk.index]], 6)
         check_idle(llm)
     assert ended[2] == 1
+
+
+@pytest.mark.parametrize("promise", ["run", "off"])
+def test_time_of_a_compile_decides_about_no_step_of_a_deterministic_run(gates, monkeypatch, promise):
+    """``run``: nothing runs while a grammar compiles, and prompts start in their order. ``off`` waits for nobody."""
+    started, steps, wait = [], [], WaitingForGrammar.wait
+    monkeypatch.setattr(
+        admission, "submit", lambda core, request: started.append(request.index) or submit(core, request)
+    )
+    params = [FREE, SLOW, evolve(SLOW, regex="fast"), FREE]
+    with gated_llm(gates, 2, deterministic=promise) as llm:
+
+        def waited(waiting: WaitingForGrammar, timeout_s: float) -> None:
+            stats = llm.built.engine.core.stats()
+            steps.append(stats.steps_prefill + stats.steps_decode)
+            if "fast" in gates.engine.compiled:
+                gates.engine.gate.set()
+            wait(waiting, timeout_s)
+
+        monkeypatch.setattr(WaitingForGrammar, "wait", waited)
+        outputs = llm.generate(["a", "b", "c", "d"], params)
+        check_idle(llm)
+    assert [outputs[1].text, outputs[2].text] == ["slow", "fast"]
+    if promise == "run":
+        assert set(steps) == {0}
+        assert started == [0, 3, 1, 2]
+    else:
+        assert min(steps) > 0
 
 
 def test_engine_with_only_waiting_requests_waits_without_spinning(gates, monkeypatch):

@@ -33,6 +33,14 @@ def check_deterministic(config: EngineConfig, hints: SchedulerHints, backend: Ba
             "how many drafts are verified then follows measured times, and decides which draws a token comes from",
             "set --verify coupled, or --draft-schedule fixed",
         )
+    if promise == "run" and config.target_itl_ms is not None and num_draft > 0 and config.verification == "rejection":
+        raise _contradiction(
+            promise,
+            "target_itl_ms",
+            "target_itl_ms with rejection verification",
+            "chunks then follow measured times, and with them who is preempted and goes on with other draws",
+            "set --verify coupled, or leave --target-itl-ms out",
+        )
     if config.prefix_cache and hints.window:
         raise _contradiction(
             promise,

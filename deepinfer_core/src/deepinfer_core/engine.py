@@ -124,10 +124,12 @@ class Engine:
             if self._parts is None:
                 return False
             self._admission.pump()
-            if self._live:
+            if self._live and not self._grammars.waiting.holds_up:
                 self._guarded(self._advance)
-            if self._live or not self._grammars.waiting:
+            if not self._grammars.waiting:
                 return bool(self._live)
+            if self._live and not self._grammars.waiting.holds_up:
+                return True
         self._grammars.waiting.wait(WAIT_S)
         return True
 

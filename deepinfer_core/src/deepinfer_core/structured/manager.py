@@ -33,6 +33,7 @@ class GrammarManager:
             timeout_s=config.so_timeout_s,
             cache_bytes=config.so_cache_bytes,
             depth=core_config.num_draft + 2,
+            in_order=config.deterministic == "run",  # under "batch" tokens do not depend on steps
         )
         return cls(
             WaitingForGrammar(parts.grammar_engine, tokenizer, core_config.vocab_size, limits, parts.owners),

@@ -32,12 +32,17 @@ End = Callable[[Request, str, FinishDetail, DeepInferError | None], object]
 
 @frozen
 class GrammarLimits:
-    """Of the settings. ``depth``: tokens that a matcher gives back at once, draft length + 2."""
+    """Of the settings. ``depth``: tokens that a matcher gives back at once, draft length + 2.
+
+    ``in_order``: prompts start in the order in which they came, and nothing runs while one waits, so that which steps
+    there are does not depend on the time of a compile.
+    """
 
     workers: int
     timeout_s: float
     cache_bytes: int
     depth: int
+    in_order: bool = False
 
 
 @define(eq=False)
@@ -78,6 +83,11 @@ class WaitingForGrammar:
     def __bool__(self) -> bool:
         return bool(self._items)
 
+    @property
+    def holds_up(self) -> bool:
+        """Whether no step may run now."""
+        return self._limits.in_order and bool(self._items)
+
     def __len__(self) -> int:
         """Samples that wait."""
         return sum(not sample.finished for item in self._items for sample in item.request.samples)
@@ -113,6 +123,8 @@ class WaitingForGrammar:
             job, failure = item.job, self._failure(item, time_s, no_worker)
             if failure is None and job is not None and job.grammar is not None:
                 failure = self._give_matchers(item, job.grammar)
+            elif failure is None and self._limits.in_order:
+                break  # those behind it start after it
             elif failure is None:
                 continue
             self._remove(item)
