@@ -130,6 +130,19 @@ def test_stop_in_an_accepted_block_wins_over_a_later_limit(limit: int) -> None:
         assert (list(output.token_ids), output.finish_reason) == (answer[: at + 1], "stop")
 
 
+@pytest.mark.parametrize("end", ["limit", "stop token"])
+def test_stop_string_at_an_accepted_draft_wins_over_an_end_later_in_the_block(end: str) -> None:
+    """The core has ended the request by then, for what comes behind; its neighbour goes on."""
+    prompt, answer = next(
+        (p, text) for p in prompts_of(99, 9) if len(set(text := whole_text(p, 4)[len(p) :])) == 4 and 32 < text[1] < 127
+    )
+    limits: dict[str, Any] = {"max_tokens": 4} if end == "limit" else {"max_tokens": 9, "stop_token_ids": [answer[3]]}
+    stopped = SamplingParams(temperature=0, ignore_eos=True, stop=chr(answer[1]), **limits)
+    first, second = run("none", [stopped, *params_of(9)], [prompt, PROMPTS[0]], draft_tokens=5)
+    assert (list(first.token_ids), first.finish_reason) == (answer[:2], "stop")
+    assert list(second.token_ids) == whole_text(PROMPTS[0], 9)[len(PROMPTS[0]) :]
+
+
 @pytest.mark.parametrize("draft_tokens", [0, 3])
 def test_min_tokens_holds_within_a_block(draft_tokens: int) -> None:
     prompt = PROMPTS[1]

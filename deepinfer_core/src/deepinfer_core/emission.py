@@ -85,11 +85,16 @@ class Emitter:
 
     def end_in_grammar(self, request: Request, failure: Failure) -> None:
         """Its grammar cannot go on, while a row of it is in flight: what comes of that is dropped."""
+        self._end_in_core(request, FinishReason.GRAMMAR)
+        self.end(request, "grammar", failure.detail, failure.error)
+
+    def _end_in_core(self, request: Request, reason: FinishReason) -> None:
+        """Behind its last token. The core may have ended it for another reason already: at a later token of the same
+        step, or without having said so yet."""
         from deepinfer_native.errors import NotFoundError
 
-        with suppress(NotFoundError):  # the core has ended it for another reason, and has not said so yet
-            self._finish(request.uid, FinishReason.GRAMMAR, len(request.token_ids))
-        self.end(request, "grammar", failure.detail, failure.error)
+        with suppress(NotFoundError):
+            self._finish(request.uid, reason, len(request.token_ids))
 
     def _token(self, request: Request, token: int, reason: int | None) -> None:
         """``reason``: why the core ends the request with this token; none if it goes on."""
@@ -100,12 +105,12 @@ class Emitter:
         elif reason is None and request.grammar is not None and token in request.eos_ids:
             # Within the first min_tokens, where the core goes on: the grammar had nothing but an end to offer.
             request.add_stop_token(token, b"")
-            self._finish(request.uid, FinishReason.STOP, len(request.token_ids))
+            self._end_in_core(request, FinishReason.STOP)
             self.end(request, "stop", FinishDetail.EOS)
         elif request.add(token):
             # A stop string wins over a length limit that falls on the same token.
             if reason is None:
-                self._finish(request.uid, FinishReason.STOP, len(request.token_ids))
+                self._end_in_core(request, FinishReason.STOP)
             self.end(request, "stop", FinishDetail.STOP_STRING)
         elif reason is not None:
             full = len(request.token_ids) >= request.params.max_tokens
