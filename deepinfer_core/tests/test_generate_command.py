@@ -254,15 +254,15 @@ def test_failed_prompt_in_text_form_keeps_its_place(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("a", "--top-p", "2"), "deepinfer: E_PARAM: top_p is 2.0; allowed: a number > 0 and <= 1\n"),
-        (("a", "--min-p", "2"), "deepinfer: E_PARAM: min_p is 2.0; allowed: a number >= 0 and < 1\n"),
+        (("a", "--top-p", "2"), "deepinfer: E_PARAM: top_p is 2.0; allowed: a number > 0 and <= 1, in 32 bits\n"),
+        (("a", "--min-p", "2"), "deepinfer: E_PARAM: min_p is 2.0; allowed: a number >= 0 and < 1, in 32 bits\n"),
         (
             ("a", "--max-tokens", "-1"),
             "deepinfer: E_PARAM: max_tokens is -1; allowed: an integer from 1 to",
         ),
         (
             ("a", "--temperature", "nan"),
-            "deepinfer: E_PARAM: temperature is nan; allowed: a finite number >= 0 (0 means greedy)\n",
+            "deepinfer: E_PARAM: temperature is nan; allowed: a finite number >= 0 (0 means greedy), in 32 bits\n",
         ),
         (
             ("a", "--regex", "x"),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from deepinfer_core.parameter_values import INT32_MAX, as_float, as_int, as_switch, refuse
+from deepinfer_core.parameter_values import INT32_MAX, as_float, as_int, as_switch, refuse, single
 
 LogprobsMode = Literal["processed", "raw"]
 LOGPROBS_MODES = ("processed", "raw")
@@ -35,9 +35,9 @@ def _penalty(name: str, value: object) -> float:
 
 
 def repetition_penalty(value: object) -> float:
-    allowed = "a number > 0 (1 is off)"
+    allowed = "a finite number > 0 (1 is off), in 32 bits"
     number = as_float("repetition_penalty", value, allowed)
-    if number <= 0:
+    if single(number) <= 0:
         raise refuse("repetition_penalty", value, allowed)
     return number
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import struct
 
 from deepinfer_core.errors import InvalidParameter
 
@@ -34,16 +35,24 @@ def as_int(name: str, value: object, low: int, high: int, allowed: str) -> int:
 
 
 def as_float(name: str, value: object, allowed: str) -> float:
-    """``value`` as a finite float. Numbers only: no bool, no text, no NaN."""
+    """``value`` as a float, finite in 32 bits too. Numbers only: no bool, no text, no NaN."""
     if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
         raise refuse(name, value, allowed)
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         raise refuse(name, value, allowed) from None
-    if not math.isfinite(number):
+    if not math.isfinite(single(number)):
         raise refuse(name, value, allowed)
     return number
+
+
+def single(number: float) -> float:
+    """``number`` as the core keeps it, in 32 bits: what is tiny there is 0, and what is too large is infinite."""
+    try:
+        return float(struct.unpack("f", struct.pack("f", number))[0])
+    except OverflowError:
+        return math.copysign(math.inf, number)
 
 
 def as_switch(name: str, value: object) -> bool:

@@ -17,7 +17,7 @@ from deepinfer_core import logit_params, named_parts
 from deepinfer_core.errors import InvalidParameter
 from deepinfer_core.logit_params import LogprobsMode
 from deepinfer_core.named_parts import NamedPart
-from deepinfer_core.parameter_values import INT32_MAX, as_float, as_int, as_switch, refuse
+from deepinfer_core.parameter_values import INT32_MAX, as_float, as_int, as_switch, refuse, single
 from deepinfer_core.structured import forms
 from deepinfer_core.structured.forms import StructuredOutput
 
@@ -31,7 +31,7 @@ GREEDY_BELOW = 1e-5
 
 
 def _temperature(value: object) -> float:
-    allowed = "a finite number >= 0 (0 means greedy)"
+    allowed = "a finite number >= 0 (0 means greedy), in 32 bits"
     number = as_float("temperature", value, allowed)
     if number < 0:
         raise refuse("temperature", value, allowed)
@@ -39,9 +39,9 @@ def _temperature(value: object) -> float:
 
 
 def _top_p(value: object) -> float:
-    allowed = "a number > 0 and <= 1"
+    allowed = "a number > 0 and <= 1, in 32 bits"
     number = as_float("top_p", value, allowed)
-    if not 0 < number <= 1:
+    if not (number <= 1 and single(number) > 0):
         raise refuse("top_p", value, allowed)
     return number
 
@@ -55,9 +55,9 @@ def _top_k(value: object) -> int:
 
 
 def _min_p(value: object) -> float:
-    allowed = "a number >= 0 and < 1"
+    allowed = "a number >= 0 and < 1, in 32 bits"
     number = as_float("min_p", value, allowed)
-    if not 0 <= number < 1:
+    if not (number >= 0 and single(number) < 1):
         raise refuse("min_p", value, allowed)
     return number
 
