@@ -90,6 +90,18 @@ def test_answer_without_a_grammar_has_no_report_and_no_flag(run: Run) -> None:
     assert "so_complete" not in records(out)[0]
 
 
+def test_warning_is_a_line_without_a_place_in_the_source(run: Run) -> None:
+    status, out, err = run("hello", "--regex", "ab", "--min-tokens", 9)
+    assert (status, out) == (0, b"ab\n")
+    lines = [line for line in err.splitlines() if "W_" in line or ".py" in line]
+    assert lines == [
+        (
+            "deepinfer: W_GRAMMAR_END: request 0: its grammar allows nothing but an end within the first min_tokens (9) "
+            "tokens; it ends there"
+        )
+    ]
+
+
 def test_cut_answer_has_reason_length_and_is_not_complete(run: Run) -> None:
     status, out, _ = run("hello", "--regex", "a{9}", "--max-tokens", 3, "--json")
     (record,) = records(out)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from engine_toys import EOS, Faulty, ToySampler, byte_tokenizer, check_idle, prompts_of, solo_tokens
 from grammar_toys import FaultyEngine, drafting_llm, grammar_llm, solo_in_grammar
+from scoring_toys import ScoringSampler
 from tiny_grammar import TinyEngine
 
 from deepinfer_core.errors import HookReturnError
@@ -106,6 +107,26 @@ def test_matcher_that_refuses_a_sampled_token_ends_its_request(call):
     assert (bad.finish_reason, bad.finish_detail, len(bad.token_ids)) == ("grammar", "so_runtime_error", call)
     assert bad.error.what == f"request 1: the grammar does not take token {token}, the answer's number {call}"
     assert (bad.error.details["token"], bad.error.details["output_index"]) == (token, call)
+
+
+@pytest.mark.parametrize("forced", [[ord("7")], [ord("a"), ord("b"), ord("!")], [ord("a"), EOS]])
+def test_forced_token_that_the_grammar_does_not_take_is_the_callers(forced):
+    prompts = prompts_of(2, 8, seed=21)
+    constrained = SamplingParams(temperature=0, max_tokens=9, regex="[a-z]{6}", forced_token_ids=forced)
+    with grammar_llm(parts={"sampler": ScoringSampler()}) as llm:
+        bad, good = llm.generate(prompts, [constrained, SamplingParams(temperature=0, max_tokens=9)])
+        check_idle(llm)
+    if forced[-1] == EOS:  # it ends the answer, which is then no whole one
+        assert (bad.finish_detail, bad.outputs[0].so_complete, bad.error) == ("eos", False, None)
+    else:
+        number, token = len(forced), forced[-1]
+        assert (bad.finish_reason, bad.finish_detail, len(bad.token_ids)) == ("grammar", "so_dead_end", number)
+        assert str(bad.error) == (
+            f"E_GRAMMAR: request 0: the grammar does not take the forced token {token}, the answer's number {number}\n"
+            "  reason: forced_token_ids leaves the grammar there, so no answer has both\n"
+            "  remedy: correct forced_token_ids or the grammar, or give only one of them"
+        )
+    assert good.finish_reason == "length"
 
 
 def test_sampler_that_ignores_the_mask_is_noticed():

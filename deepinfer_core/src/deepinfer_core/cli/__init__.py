@@ -38,8 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         from deepinfer_core.cli.streams import standard_streams
+        from deepinfer_core.cli.warned import plain_warnings
 
-        with standard_streams():
+        with standard_streams(), plain_warnings():
             return _main(list(sys.argv[1:] if argv is None else argv), ends_process=argv is None)
     except KeyboardInterrupt:  # between any two lines of the handlers below
         return EXIT_INTERRUPTED

@@ -106,6 +106,19 @@ def token_rejected(request_id: str, token: int, position: int, tokens: Sequence[
     )
 
 
+def forced_elsewhere(request_id: str, token: int, position: int, tokens: Sequence[int], owner: str) -> Failure:
+    """What the caller prescribes and what the grammar allows have nothing in common."""
+    return Failure(
+        FinishDetail.SO_DEAD_END,
+        GrammarError(
+            f"request {request_id}: the grammar does not take the forced token {token}, the answer's number {position}",
+            reason="forced_token_ids leaves the grammar there, so no answer has both",
+            remedy="correct forced_token_ids or the grammar, or give only one of them",
+            details={"plugin": owner, "token": token, "output_index": position, **_last(tokens)},
+        ),
+    )
+
+
 def dead_end(request_id: str, tokens: Sequence[int], owner: str) -> Failure:
     """No token that the grammar allows can be chosen."""
     return Failure(

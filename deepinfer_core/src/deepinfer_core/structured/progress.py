@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from deepinfer_core.structured.failures import Failure, dead_end, matcher_failed, token_rejected
+from deepinfer_core.structured.failures import Failure, dead_end, forced_elsewhere, matcher_failed, token_rejected
 from deepinfer_core.structured.lifecycle import Lifecycle, Stage, forbid, is_allowed
 from deepinfer_core.structured.masks import MaskBuffers
 
@@ -16,13 +16,22 @@ class Progress:
     """Only tokens that the core has appended move the grammar on (``advance``); drafts are tried and given back.
 
     :param owner: The grammar engine's plugin, for the text of a failure.
+    :param forced: The tokens that the request prescribes from its first one on; -1 where it does not.
     """
 
-    def __init__(self, lifecycle: Lifecycle, request_id: str, eos_ids: frozenset[int], owner: str) -> None:
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        request_id: str,
+        eos_ids: frozenset[int],
+        owner: str,
+        forced: Sequence[int] = (),
+    ) -> None:
         self._lifecycle = lifecycle
         self._request_id = request_id
         self._eos_ids = eos_ids
         self._owner = owner
+        self._forced = forced
         self._taken = 0
         self.drafts: Sequence[int] = ()
         """What the next step of the request verifies, if it verifies anything."""
@@ -40,6 +49,8 @@ class Progress:
                 good = self._lifecycle.accept(token)
             except Exception as err:  # the plugin boundary: only this request ends
                 return matcher_failed(self._request_id, "matcher.accept", err, before, self._owner)
+            if not good and self._taken < len(self._forced) and self._forced[self._taken] == token:
+                return forced_elsewhere(self._request_id, token, self._taken + 1, before, self._owner)
             if not good:
                 return token_rejected(self._request_id, token, self._taken + 1, before, self._owner)
             self._taken += 1

@@ -193,7 +193,8 @@ class WaitingForGrammar:
                 token_bytes=self._tokenizer.token_bytes,
                 depth=self._limits.depth,
             )
-            request.grammar = Progress(lifecycle, request.request_id, request.eos_ids, self._owner)
+            forced = request.params.forced_token_ids
+            request.grammar = Progress(lifecycle, request.request_id, request.eos_ids, self._owner, forced)
         return None
 
     def _remove(self, item: Waiting) -> None:
