@@ -172,5 +172,11 @@ def test_arguments_are_utf8_in_any_locale(tmp_path: Path) -> None:
 
 
 def test_interrupt_that_compiled_code_turns_into_an_error_is_an_interrupt(tmp_path: Path) -> None:
-    done = toy(tmp_path, "a", TOY_SWALLOWS_INTERRUPT="1")
+    done = toy(tmp_path, "a", TOY_SWALLOWS_INTERRUPT="for another")
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"deepinfer: interrupted\n")
+
+
+def test_interrupt_that_compiled_code_loses_ends_the_command_all_the_same(tmp_path: Path) -> None:
+    done = toy(tmp_path, "a", TOY_SWALLOWS_INTERRUPT="wholly")
+    assert (done.returncode, done.stdout) == (130, b"")
+    assert done.stderr == b"backend: toy (test)\ndeepinfer: interrupted\n"

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Iterator
 
 import pytest
+from engine_toys import check_idle, prompts_of, toy_llm
 
-from deepinfer_core.interrupts import HeldInterrupt, NotedInterrupt, StepInterrupted, forget_interrupt
+from deepinfer_core.interrupts import (
+    HeldInterrupt,
+    NotedInterrupt,
+    StepInterrupted,
+    forget_interrupt,
+    raise_swallowed,
+)
+from deepinfer_core.prompts import inputs_of
+from deepinfer_core.sampling_params import SamplingParams
 
 
 @pytest.fixture
@@ -42,3 +52,34 @@ def test_interrupt_that_was_dealt_with_is_forgotten(noted: NotedInterrupt) -> No
     assert noted.came
     forget_interrupt()
     assert not noted.came
+
+
+def swallow() -> None:
+    """A Ctrl-C within compiled code that loses exceptions."""
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.usefixtures("noted")
+def test_interrupt_that_was_swallowed_rises_where_it_is_asked_for() -> None:
+    raise_swallowed()
+    swallow()
+    with pytest.raises(KeyboardInterrupt):
+        raise_swallowed()
+    forget_interrupt()
+    raise_swallowed()
+
+
+@pytest.mark.usefixtures("noted")
+def test_interrupt_that_was_swallowed_ends_a_run_before_its_next_step() -> None:
+    with toy_llm() as llm:
+        params = [SamplingParams(max_tokens=length, ignore_eos=True) for length in (2, 50)]
+        run = llm.run(inputs_of(prompts_of(2, 8), params))
+        assert next(run).index == 0
+        swallow()
+        with pytest.raises(KeyboardInterrupt):
+            next(run)
+        (cut,) = run.stop()
+        assert (cut.index, cut.finish_reason) == (1, "abort")
+        assert len(cut.token_ids) < 5
+        check_idle(llm)

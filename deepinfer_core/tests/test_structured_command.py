@@ -96,8 +96,8 @@ def test_warning_is_a_line_without_a_place_in_the_source(run: Run) -> None:
     lines = [line for line in err.splitlines() if "W_" in line or ".py" in line]
     assert lines == [
         (
-            "deepinfer: W_GRAMMAR_END: request 0: its grammar allows nothing but an end within the first min_tokens (9) "
-            "tokens; it ends there"
+            "deepinfer: W_GRAMMAR_END: request 0: its grammar allows nothing but an end within the first min_tokens "
+            "(9) tokens; it ends there"
         )
     ]
 

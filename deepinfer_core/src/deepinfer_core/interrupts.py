@@ -26,10 +26,7 @@ class NotedInterrupt:
 
     def install(self) -> None:
         """Take the place of Python's own handler; no other one, and only from the main thread."""
-        if (
-            threading.current_thread() is threading.main_thread()
-            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        ):
+        if _is_main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self)
 
 
@@ -42,6 +39,17 @@ def forget_interrupt() -> None:
     handler = signal.getsignal(signal.SIGINT)
     if isinstance(handler, NotedInterrupt):
         handler.came = False
+
+
+def raise_swallowed() -> None:
+    """Raise the Ctrl-C that came to the command line and never rose: compiled code had lost its exception."""
+    handler = signal.getsignal(signal.SIGINT)
+    if isinstance(handler, NotedInterrupt) and handler.came and _is_main_thread():
+        raise KeyboardInterrupt
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 class HeldInterrupt:
@@ -59,7 +67,7 @@ class HeldInterrupt:
         self._raise: Callable[[int, FrameType | None], object] = signal.default_int_handler
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
+        if _is_main_thread():
             handler = signal.getsignal(signal.SIGINT)
             if handler is signal.default_int_handler or isinstance(handler, NotedInterrupt):
                 self._raise = handler

@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 from deepinfer_core.detokenizer import Detokenizer, incomplete_tail
 from deepinfer_core.engine import Engine
 from deepinfer_core.errors import DeepInferError, EngineError, InvalidParameter, InvalidPrompt
-from deepinfer_core.interrupts import HeldInterrupt
+from deepinfer_core.interrupts import HeldInterrupt, raise_swallowed
 from deepinfer_core.outputs import StreamChunk
 from deepinfer_core.prompts import PromptInput, encode_prompt
 from deepinfer_core.requests import Request
@@ -89,6 +89,7 @@ class Run:
                 return request
             if not self._live:
                 raise StopIteration
+            raise_swallowed()
             with HeldInterrupt(self._on_held_interrupt) as held:
                 self._engine.step()
                 if held.came:  # what is on its way is kept, as when each step is committed at once

@@ -278,6 +278,7 @@ def _say_that_it_waits() -> None:
 def load_llm(config: EngineConfig, params: SamplingParams) -> LLM:
     """The model of ``config``, once ``params`` are known to fit it; warnings go to standard error."""
     from deepinfer_core.assembly import assemble
+    from deepinfer_core.interrupts import raise_swallowed
     from deepinfer_core.llm import LLM
     from deepinfer_core.native_core import load_native
 
@@ -286,6 +287,7 @@ def load_llm(config: EngineConfig, params: SamplingParams) -> LLM:
     for line in llm.built.plan.warnings:
         sys.stderr.write(f"deepinfer: {line}\n")
     try:
+        raise_swallowed()
         llm.check(params)
     except BaseException:
         llm.close()
