@@ -152,7 +152,7 @@ def wheels(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Every command and program on the pages runs as written."""
-    install_wheels(session)
+    install_wheels(session, "scipy>=1.11")
     install_grammars(session)
     session.run("python", "docs/run_pages.py", env=TEST_ENV)
 

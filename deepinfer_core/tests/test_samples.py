@@ -33,7 +33,12 @@ def test_mix_is_the_hash_of_the_specification() -> None:
     assert request_seed(0, 0) == mix(0)
     assert request_seed(0, 1) == mix(G)
     assert sample_seed(7, 0) == 7
-    assert sample_seed(2**64 - 1, 1) == mix(0)
+    assert sample_seed(2**64 - 1, 1) == mix(mix(2**64 - 1) + 1)
+
+
+def test_samples_of_neighbouring_seeds_share_no_seed() -> None:
+    made = {sample_seed(seed, sample) for seed in range(40, 60) for sample in range(8)}
+    assert len(made) == 20 * 8
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 12])

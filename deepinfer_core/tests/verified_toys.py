@@ -69,7 +69,14 @@ def verified_llm(spoil: Spoil = NEVER, *, with_confidence: bool = True, **settin
     """Settings as of any engine; ``draft_tokens`` up to 5."""
     given = {**SETTINGS, **settings}
     config = EngineConfig.resolve(given, environ={}, flag_origin="argument")
-    parts = VerifiedParts(
+    return LLM.from_assembly(verified_parts(config, spoil, with_confidence=with_confidence), byte_tokenizer())
+
+
+def verified_parts(
+    config: EngineConfig, spoil: Spoil = NEVER, *, with_confidence: bool = True, **changes: Any
+) -> VerifiedParts:
+    """Parts of an engine of ``config``; ``changes``: other fields of them."""
+    return VerifiedParts(
         config,
         backend=InvariantBackend(),
         model=TorchModel(BLOCK_OF_DRAFTS, spoil, with_confidence=with_confidence),
@@ -78,8 +85,8 @@ def verified_llm(spoil: Spoil = NEVER, *, with_confidence: bool = True, **settin
             CacheSpec("main", "main", [CacheLayer(0, BLOCK, "i64", 1)]),
             CacheSpec("swa", "swa", [CacheLayer(0, DRAFT_RING, "i64", 1)]),
         ),
+        **changes,
     )
-    return LLM.from_assembly(parts, byte_tokenizer())
 
 
-__all__ = ["BLOCK_OF_DRAFTS", "SPOILT", "TOKENS", "verified_llm"]
+__all__ = ["BLOCK_OF_DRAFTS", "SPOILT", "TOKENS", "verified_llm", "verified_parts"]

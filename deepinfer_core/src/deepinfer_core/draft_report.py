@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from attrs import frozen
+from attrs import define, field, frozen
 
 from deepinfer_core.records import SamplerOutput
 
@@ -60,6 +60,33 @@ class DraftReport:
             f"drafts: {self.proposed} proposed, {sum(self.verified)} verified, {sum(self.accepted)} accepted"
             f" (by place {places or 'not counted'}), {self.tokens_per_step:.2f} tokens a step{error}"
         )
+
+
+@define
+class DraftCounts:
+    """Of one request: drafts by their place in a block, as its tokens come."""
+
+    verified: list[int] = field(factory=list)
+    accepted: list[int] = field(factory=list)
+    _place: int = 0
+    """Of the next draft in its step: drafts are the first tokens of a step."""
+
+    def add(self, verified: int, *, is_draft: bool) -> None:
+        """A token; ``verified``: drafts that its step looked at, with the first token of the step, else 0."""
+        if verified:
+            self._place = 0
+            self._widen(verified)
+            for place in range(verified):
+                self.verified[place] += 1
+        if is_draft:
+            self._widen(self._place + 1)
+            self.accepted[self._place] += 1
+            self._place += 1
+
+    def _widen(self, places: int) -> None:
+        more = [0] * (places - len(self.verified))
+        self.verified += more
+        self.accepted += more
 
 
 class DraftCounter:

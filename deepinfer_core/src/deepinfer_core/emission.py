@@ -64,8 +64,10 @@ class Emitter:
                 if request.asks_details:
                     _keep_logprobs(request, logprobs, at, token, flags)
                 if with_drafts:
-                    request.drafted_tokens += drafted.pop(uid, 0)  # with the step's first token: it may be the last
-                    request.accepted_tokens += flags & FROM_DRAFT != 0
+                    verified = drafted.pop(uid, 0)  # with the step's first token: it may be the last
+                    # The first token has none: behind a fork its step looks at a slot without drafts.
+                    if request.token_ids and (verified or flags & FROM_DRAFT):
+                        request.drafts.add(verified, is_draft=flags & FROM_DRAFT != 0)
                 take(request, token, reason if flags & LAST else None)
             elif flags & LAST:
                 self._ended(request, reason, bad_rows.get(uid) or BadRow(NO_TOKEN))

@@ -31,10 +31,20 @@ class Completion:
     """Whether the answer is a whole sentence of its grammar; none without one. False where ``max_tokens`` cut it."""
     logprobs: tuple[TokenLogprob, ...] | None = field(default=None, repr=False)
     """One for each of ``token_ids``, where ``SamplingParams`` asked for them."""
-    drafted_tokens: int = 0
-    """Drafts that were verified for this answer."""
-    accepted_tokens: int = 0
-    """Those of ``token_ids`` that were drafts."""
+    verified_drafts: tuple[int, ...] = ()
+    """Of each place in a block of drafts, how many were verified for this answer; empty without any."""
+    accepted_drafts: tuple[int, ...] = ()
+    """Of each place, how many of ``token_ids`` were drafts of it; as long as ``verified_drafts``."""
+
+    @property
+    def drafted_tokens(self) -> int:
+        """Drafts that were verified for this answer."""
+        return sum(self.verified_drafts)
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Those of ``token_ids`` that were drafts."""
+        return sum(self.accepted_drafts)
 
     @property
     def cumulative_logprob(self) -> float | None:
@@ -67,6 +77,8 @@ class Completion:
         if self.drafted_tokens:
             record["drafted_tokens"] = self.drafted_tokens
             record["accepted_tokens"] = self.accepted_tokens
+            record["verified_drafts"] = list(self.verified_drafts)
+            record["accepted_drafts"] = list(self.accepted_drafts)
         if self.logprobs is not None:
             record["cumulative_logprob"] = self.cumulative_logprob
             record["logprobs"] = [item.as_record() for item in self.logprobs]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from attrs import define, field
 
 from deepinfer_core.detokenizer import Detokenizer
+from deepinfer_core.draft_report import DraftCounts
 from deepinfer_core.errors import CapacityError, DeepInferError, RequestFailed
 from deepinfer_core.finish_detail import FinishDetail
 from deepinfer_core.outputs import Completion, RequestOutput, StreamChunk
@@ -67,8 +68,7 @@ class Request:
     logprobs: list[TokenLogprob] = field(factory=list)
     """One for each of ``token_ids`` if ``params.wants_logprobs``."""
     prompt_logprobs: tuple[float | None, ...] | None = None
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
+    drafts: DraftCounts = field(factory=DraftCounts)
     named: RequestParts | None = None
     """The row sampler and logits filters of ``params``; None: it names none."""
     finish_reason: str = ""
@@ -172,8 +172,8 @@ class Request:
             error=self.error,
             so_complete=self.so_complete,
             logprobs=tuple(self.logprobs) if self.params.wants_logprobs else None,
-            drafted_tokens=self.drafted_tokens,
-            accepted_tokens=self.accepted_tokens,
+            verified_drafts=tuple(self.drafts.verified),
+            accepted_drafts=tuple(self.drafts.accepted),
         )
 
     def output(self) -> RequestOutput:

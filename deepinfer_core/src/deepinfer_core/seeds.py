@@ -23,5 +23,8 @@ def request_seed(base: int | None, index: int) -> int:
 
 
 def sample_seed(seed: int, sample: int) -> int:
-    """The seed of sample ``sample`` of a request with ``seed``; the first keeps it."""
-    return mix(seed + sample) if sample else seed
+    """The seed of sample ``sample`` of a request with ``seed``; the first keeps it.
+
+    The seed is mixed before the sample is added: requests with neighbouring seeds must not share those of samples.
+    """
+    return mix(mix(seed) + sample) if sample else seed

@@ -13,6 +13,7 @@ from deepinfer_core.settings import did_you_mean
 
 # Name -> where the click command is, and its line in --help, which must not cost the import.
 COMMANDS = {
+    "audit": ("deepinfer_core.cli.audit:audit", "Test whether the tokens of a result file were drawn as it says."),
     "chat": ("deepinfer_core.cli.chat:chat", "Talk with a model."),
     "generate": ("deepinfer_core.cli.generate:generate", "Generate text for prompts."),
     "replay": ("deepinfer_core.cli.replay:replay", "Run the requests of a result file again, and compare."),

@@ -16,6 +16,9 @@ from deepinfer_core.sampling_params import SamplingParams
 REMEDY = "write results with deepinfer generate --out FILE, and keep the lines whole"
 
 
+COUNTED = ("verified", "accepted")
+
+
 @frozen
 class RecordedAnswer:
     """One answer of a line. ``logprobs`` has one number for each token, where they were recorded."""
@@ -24,6 +27,11 @@ class RecordedAnswer:
     finish_reason: str
     finish_detail: str
     logprobs: tuple[float, ...] | None = None
+    sum_smaller: tuple[float, ...] | None = None
+    """The audit statistic of each token, where it was recorded."""
+    verified_drafts: tuple[int, ...] = ()
+    """Of each place in a block of drafts, how many were verified; empty without drafts."""
+    accepted_drafts: tuple[int, ...] = ()
 
     @property
     def is_whole(self) -> bool:
@@ -127,16 +135,21 @@ def _answer(record: Mapping[str, Any], line: int) -> RecordedAnswer:
     reason, detail = record.get("finish_reason"), record.get("finish_detail")
     if not isinstance(reason, str) or not isinstance(detail, str):
         raise _wrong(line, "has no finish_reason", "")
-    logprobs = None
+    logprobs = smaller = None
     if "logprobs" in record:
         items = record["logprobs"]
         if not isinstance(items, list) or len(items) != len(tokens):
             raise _wrong(line, "has logprobs that do not fit its tokens", "")
         try:
             logprobs = tuple(float(item["logprob"]) for item in items)
+            if items and all("sum_smaller" in item for item in items):
+                smaller = tuple(float(item["sum_smaller"]) for item in items)
         except (TypeError, KeyError, ValueError):
             raise _wrong(line, "has logprobs that are none", "") from None
-    return RecordedAnswer(tokens, reason, detail, logprobs)
+    verified, accepted = (_ids(record.get(f"{name}_drafts", []), f"{name}_drafts", line) for name in COUNTED)
+    if len(verified) != len(accepted):
+        raise _wrong(line, "has verified_drafts and accepted_drafts of different lengths", "")
+    return RecordedAnswer(tokens, reason, detail, logprobs, smaller, verified, accepted)
 
 
 def _ids(value: object, name: str, line: int) -> tuple[int, ...]:
