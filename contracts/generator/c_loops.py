@@ -251,10 +251,23 @@ class Loop:
                     Expr(strict, "bool", True),
                     [f"(int32_t)({self.element(core, i, count)})", f"di_narrow({self.hoist(bound)})"],
                 )
+        if self.is_lowest_bit(a) and b.op == "const" and b.number == 0 and e.op in ("==", "!="):
+            # Shifted to the top: gcc takes "& 1" for a truth value, and such a loop does not vectorise.
+            x = a.args[0]
+            dtype = self.scratch.field_of(x.owner, x.name).dtype
+            value = self.element(x, i, count)
+            return f"(({DTYPES[dtype][0]})((uint32_t){value} << {DTYPES[dtype][1] * 8 - 1}) {e.op} 0)"
         args = [self.element(x, i, count) for x in e.args]
         if all(self.is_narrow(x) for x in e.args):
             args = [f"(int32_t)({x})" for x in args]
         return self.combine(e, args)
+
+    def is_lowest_bit(self, e: Expr) -> bool:
+        """Whether ``e`` is the lowest bit of each value of an array of short unsigned numbers."""
+        if e.op != "&" or e.args[1].op != "const" or e.args[1].number != 1:
+            return False
+        x = e.args[0]
+        return x.op == "field" and x.column < 0 and self.scratch.field_of(x.owner, x.name).dtype in ("u8", "u16")
 
     def is_i32(self, e: Expr) -> bool:
         return e.op == "field" and e.column < 0 and self.scratch.field_of(e.owner, e.name).dtype == "i32"

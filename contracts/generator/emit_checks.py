@@ -235,9 +235,10 @@ class _Emitter:
             if test:
                 s.lines += [f"const int64_t first = {first}, n = {n};", f"if ({test}) continue;"]
             else:
+                lane = self.lane(rule)
                 s.lines += [
-                    f"const int64_t first = {first}, n = {n}; int32_t wrong = 0;",
-                    f"for (int64_t i = first; i < n; i++) wrong |= {condition} ? 0 : 1;",
+                    f"const int64_t first = {first}, n = {n}; {lane} wrong = 0;",
+                    f"for (int64_t i = first; i < n; i++) wrong = ({lane})(wrong | ({condition} ? 0 : 1));",
                 ]
             s.lines += [
                 f"{'' if test else 'if (wrong) '}for (int64_t i = first; i < n; i++)",
@@ -265,6 +266,12 @@ class _Emitter:
             *loop.after,
             f"if ({loop.differing()}) {self.past_end(rule, s, site)}",
         ]
+
+    def lane(self, rule: Rule) -> str:
+        """C type of what a loop collects: as narrow as the arrays, or compilers widen every value."""
+        narrow = ("u8", "i8", "u16", "i16", "bool")
+        fields = [self.scratch().field_of(owner, name) for owner, name in rule.arrays]
+        return "uint8_t" if all(f.dtype in narrow for f in fields) else "int32_t"
 
     def past_end(self, rule: Rule, s: Scratch, site: str) -> str:
         """A vector ends at ``n`` where another one goes on; show the value there, if there is one."""

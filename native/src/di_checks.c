@@ -699,7 +699,7 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         const uint64_t *f0 = rec->seq_uid.data; const int64_t n0 = di_size(&rec->seq_uid);
         (void)f0; (void)n0;
         const int64_t first = 0, n = n0; int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i]) != INT64_C(0)) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int64_t)f0[i]) != INT64_C(0)) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i]) != INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 8, 10, -1, "SchedulerOutputs.seq_uid", "all(seq_uid != 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
@@ -781,7 +781,7 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         const int32_t *f1 = rec->seqlens_q.data; const int64_t n1 = di_size(&rec->seqlens_q);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) >= (int32_t)(((int64_t)f1[i]))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | (((int32_t)(((int64_t)f0[i])) >= (int32_t)(((int64_t)f1[i]))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 17, -1, "SchedulerOutputs.seqlens_k", "all(seqlens_k >= seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 17, -1, "SchedulerOutputs.seqlens_k", "all(seqlens_k >= seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
@@ -798,7 +798,7 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         if (!((int64_t)rec->num_decode_reqs > INT64_C(0))) continue;
         const int64_t s1 = di_sub(di_sub((int64_t)l->max_pos, (int64_t)l->num_draft), di_add((int64_t)l->num_draft, INT64_C(1)));
         const int64_t first = 0, n = di_min(di_min(di_min(di_max(d_N, 0), n0), n1), di_max((int64_t)rec->num_decode_reqs, 0)); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(di_sub(((int64_t)f0[i]), ((int64_t)f1[i]))) <= di_narrow(s1)) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | (((int32_t)(di_sub(((int64_t)f0[i]), ((int64_t)f1[i]))) <= di_narrow(s1)) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(di_sub(((int64_t)f0[i]), ((int64_t)f1[i]))) <= di_narrow(s1))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 18, -1, "SchedulerOutputs.seqlens_k", "num_decode_reqs > 0 implies all(arange(N) < num_decode_reqs implies seqlens_k - seqlens_q + Q + K <= max_pos)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 18, -1, "SchedulerOutputs.seqlens_k", "num_decode_reqs > 0 implies all(arange(N) < num_decode_reqs implies seqlens_k - seqlens_q + Q + K <= max_pos)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
@@ -814,7 +814,7 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         const int64_t d_N = (int64_t)rec->num_reqs;
         if (!((int64_t)rec->num_decode_reqs < d_N)) continue;
         const int64_t first = di_min(di_min(di_min(di_max(d_N, 0), n0), n1), di_max((int64_t)rec->num_decode_reqs, 0)), n = di_min(di_min(di_max(d_N, 0), n0), n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i]) <= di_min((int64_t)l->max_pos, ((int64_t)f1[i]))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int64_t)f0[i]) <= di_min((int64_t)l->max_pos, ((int64_t)f1[i]))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i]) <= di_min((int64_t)l->max_pos, ((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 19, -1, "SchedulerOutputs.seqlens_k", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies seqlens_k <= minimum(max_pos, full_len))", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 12, 19, -1, "SchedulerOutputs.seqlens_k", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies seqlens_k <= minimum(max_pos, full_len))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
@@ -831,7 +831,7 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         const int32_t *f2 = rec->seqlens_q.data; const int64_t n2 = di_size(&rec->seqlens_q);
         (void)f2; (void)n2;
         const int64_t first = 0, n = di_min(di_min(n0, n1), n2); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(di_sub(((int64_t)f1[i]), ((int64_t)f2[i]))))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(di_sub(((int64_t)f1[i]), ((int64_t)f2[i]))))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(di_sub(((int64_t)f1[i]), ((int64_t)f2[i])))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 13, 20, -1, "SchedulerOutputs.cached", "all(0 <= cached <= seqlens_k - seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1 || n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 13, 20, -1, "SchedulerOutputs.cached", "all(0 <= cached <= seqlens_k - seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
@@ -880,7 +880,7 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         const int64_t d_N = (int64_t)rec->num_reqs;
         if (!((int64_t)rec->num_decode_reqs < d_N)) continue;
         const int64_t first = di_min(di_min(di_min(di_min(di_max(d_N, 0), n0), n1), n2), di_max((int64_t)rec->num_decode_reqs, 0)), n = di_min(di_min(di_min(di_max(d_N, 0), n0), n1), n2); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) == ((int32_t)(((int64_t)f1[i])) == (int32_t)(((int64_t)f2[i])))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) == ((int32_t)(((int64_t)f1[i])) == (int32_t)(((int64_t)f2[i])))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) == ((int32_t)(((int64_t)f1[i])) == (int32_t)(((int64_t)f2[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 16, 24, -1, "SchedulerOutputs.is_last_chunk", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies (is_last_chunk == 1) == (seqlens_k == full_len))", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1 || di_max(d_N, 0) != n2) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 16, 24, -1, "SchedulerOutputs.is_last_chunk", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies (is_last_chunk == 1) == (seqlens_k == full_len))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
@@ -902,7 +902,7 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         (void)f0; (void)n0;
         if (!((int64_t)rec->kind == INT64_C(1))) continue;
         const int64_t first = 0, n = n0; int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 17, 26, -1, "SchedulerOutputs.remap", "kind == StepKind.PREFILL implies all(remap == -1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
@@ -914,7 +914,7 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         const int64_t d_N = (int64_t)rec->num_reqs;
         if (!(((int64_t)rec->flags & INT64_C(2)) != INT64_C(0))) continue;
         const int64_t first = 0, n = di_min(n0, di_max(d_N, 0)); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i]) == (i)) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int64_t)f0[i]) == (i)) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i]) == (i))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 17, 27, -1, "SchedulerOutputs.remap", "(flags & StepFlags.REMAP_IDENTITY) != 0 implies all(remap == arange(N))", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != di_max(d_N, 0)) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 17, 27, -1, "SchedulerOutputs.remap", "(flags & StepFlags.REMAP_IDENTITY) != 0 implies all(remap == arange(N))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
@@ -1020,7 +1020,7 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         const int64_t d_N = (int64_t)rec->num_reqs;
         if (!((int64_t)rec->num_decode_reqs < d_N)) continue;
         const int64_t first = di_min(di_min(di_min(di_min(di_max(d_N, 0), n0), n1), n2), di_max((int64_t)rec->num_decode_reqs, 0)), n = di_min(di_min(di_min(di_max(d_N, 0), n0), n1), n2); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) <= (int32_t)(di_sub(((int64_t)f1[i]), ((int64_t)f2[i])))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | (((int32_t)(((int64_t)f0[i])) <= (int32_t)(di_sub(((int64_t)f1[i]), ((int64_t)f2[i])))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) <= (int32_t)(di_sub(((int64_t)f1[i]), ((int64_t)f2[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 22, 36, -1, "SchedulerOutputs.swa_valid_start", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies swa_valid_start <= seqlens_k - seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (di_max(d_N, 0) != n0 || di_max(d_N, 0) != n1 || di_max(d_N, 0) != n2) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 22, 36, -1, "SchedulerOutputs.swa_valid_start", "num_decode_reqs < N implies all(arange(N) >= num_decode_reqs implies swa_valid_start <= seqlens_k - seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
@@ -1041,7 +1041,7 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         const int32_t *f0 = rec->bt_offsets.data; const int64_t n0 = di_size(&rec->bt_offsets);
         (void)f0; (void)n0;
         const int64_t first = 0, n = di_max(n0 - 1, 0); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)((int64_t)f0[(i + 1)]) >= (int32_t)((int64_t)f0[i])) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | (((int32_t)((int64_t)f0[(i + 1)]) >= (int32_t)((int64_t)f0[i])) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)((int64_t)f0[(i + 1)]) >= (int32_t)((int64_t)f0[i]))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 23, 38, -1, "SchedulerOutputs.bt_offsets", "all(diff(bt_offsets) >= 0)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
     } while (0);
@@ -1114,7 +1114,7 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         const int32_t *f0 = rec->zero_slots.data; const int64_t n0 = di_size(&rec->zero_slots);
         (void)f0; (void)n0;
         const int64_t first = 0, n = (n0 / 2); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & (((int64_t)f0[i * 2 + 1]) < (((int32_t)(((int64_t)f0[i * 2 + 0])) == (int32_t)(INT64_C(2))) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & (((int64_t)f0[i * 2 + 1]) < (((int32_t)(((int64_t)f0[i * 2 + 0])) == (int32_t)(INT64_C(2))) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 2 + 1]))) & (((int64_t)f0[i * 2 + 1]) < (((int32_t)(((int64_t)f0[i * 2 + 0])) == (int32_t)(INT64_C(2))) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 26, 45, -1, "SchedulerOutputs.zero_slots", "all(1 <= zero_slots[:, 1] < where(zero_slots[:, 0] == Pool.SWA, num_swa_slots, num_state_slots))", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
     } while (0);
@@ -1134,7 +1134,7 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         const int32_t *f0 = rec->clone_slots.data; const int64_t n0 = di_size(&rec->clone_slots);
         (void)f0; (void)n0;
         const int64_t first = 0, n = (n0 / 3); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 1]))) & (((int64_t)f0[i * 3 + 1]) < (((int32_t)(((int64_t)f0[i * 3 + 0])) == (int32_t)(INT64_C(2))) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 1]))) & (((int64_t)f0[i * 3 + 1]) < (((int32_t)(((int64_t)f0[i * 3 + 0])) == (int32_t)(INT64_C(2))) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 1]))) & (((int64_t)f0[i * 3 + 1]) < (((int32_t)(((int64_t)f0[i * 3 + 0])) == (int32_t)(INT64_C(2))) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 27, 47, -1, "SchedulerOutputs.clone_slots", "all(1 <= clone_slots[:, 1] < where(clone_slots[:, 0] == Pool.SWA, num_swa_slots, num_state_slots))", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 1]));
     } while (0);
@@ -1144,7 +1144,7 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         const int32_t *f0 = rec->clone_slots.data; const int64_t n0 = di_size(&rec->clone_slots);
         (void)f0; (void)n0;
         const int64_t first = 0, n = (n0 / 3); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 2]))) & (((int64_t)f0[i * 3 + 2]) < (((int32_t)(((int64_t)f0[i * 3 + 0])) == (int32_t)(INT64_C(2))) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 2]))) & (((int64_t)f0[i * 3 + 2]) < (((int32_t)(((int64_t)f0[i * 3 + 0])) == (int32_t)(INT64_C(2))) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(1)) <= (int32_t)(((int64_t)f0[i * 3 + 2]))) & (((int64_t)f0[i * 3 + 2]) < (((int32_t)(((int64_t)f0[i * 3 + 0])) == (int32_t)(INT64_C(2))) ? (int64_t)l->num_swa_slots : (int64_t)l->num_state_slots)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 27, 48, -1, "SchedulerOutputs.clone_slots", "all(1 <= clone_slots[:, 2] < where(clone_slots[:, 0] == Pool.SWA, num_swa_slots, num_state_slots))", step_id}, i, 0, true, ((int64_t)f0[i * 3 + 2]));
     } while (0);
@@ -1174,7 +1174,7 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         const uint64_t *f0 = rec->finished_uid.data; const int64_t n0 = di_size(&rec->finished_uid);
         (void)f0; (void)n0;
         const int64_t first = 0, n = n0; int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i]) != INT64_C(0)) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int64_t)f0[i]) != INT64_C(0)) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i]) != INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 29, 51, -1, "SchedulerOutputs.finished_uid", "all(finished_uid != 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
@@ -1219,8 +1219,8 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         if (!di_readable(&rec->finished_reason)) continue;
         const uint8_t *f0 = rec->finished_reason.data; const int64_t n0 = di_size(&rec->finished_reason);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) ? 0 : 1;
+        const int64_t first = 0, n = n0; uint8_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong = (uint8_t)(wrong | (((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 30, 55, -1, "SchedulerOutputs.finished_reason", "all(finished_reason != FinishReason.NONE)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
@@ -1230,7 +1230,7 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         const uint64_t *f0 = rec->ignored_uid.data; const int64_t n0 = di_size(&rec->ignored_uid);
         (void)f0; (void)n0;
         const int64_t first = 0, n = n0; int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i]) != INT64_C(0)) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int64_t)f0[i]) != INT64_C(0)) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i]) != INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 31, 56, -1, "SchedulerOutputs.ignored_uid", "all(ignored_uid != 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
@@ -1275,8 +1275,8 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         if (!di_readable(&rec->ignored_reason)) continue;
         const uint8_t *f0 = rec->ignored_reason.data; const int64_t n0 = di_size(&rec->ignored_reason);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) ? 0 : 1;
+        const int64_t first = 0, n = n0; uint8_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong = (uint8_t)(wrong | (((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 32, 60, -1, "SchedulerOutputs.ignored_reason", "all(ignored_reason != FinishReason.NONE)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
@@ -1286,7 +1286,7 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         const uint64_t *f0 = rec->held_uid.data; const int64_t n0 = di_size(&rec->held_uid);
         (void)f0; (void)n0;
         const int64_t first = 0, n = n0; int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i]) != INT64_C(0)) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int64_t)f0[i]) != INT64_C(0)) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i]) != INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 33, 61, -1, "SchedulerOutputs.held_uid", "all(held_uid != 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
@@ -1322,7 +1322,7 @@ int di_check_scheduler_outputs_kept(const di_scheduler_outputs *rec, const di_li
         const uint64_t *f0 = rec->preempted_uid.data; const int64_t n0 = di_size(&rec->preempted_uid);
         (void)f0; (void)n0;
         const int64_t first = 0, n = n0; int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i]) != INT64_C(0)) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int64_t)f0[i]) != INT64_C(0)) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i]) != INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SCHEDULER_OUTPUTS, 34, 64, -1, "SchedulerOutputs.preempted_uid", "all(preempted_uid != 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
@@ -1728,7 +1728,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         const int32_t *f1 = step->seqlens_q.data; const int64_t n1 = di_size(&step->seqlens_q);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i]))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | (((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i]))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 10, 10, -1, "InputMetadata.seqlens_q", "all(seqlens_q == step.seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 10, 10, -1, "InputMetadata.seqlens_q", "all(seqlens_q == step.seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
@@ -1742,7 +1742,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         const int32_t *f1 = rec->seqlens_k.data; const int64_t n1 = di_size(&rec->seqlens_k);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i]))) & ((int32_t)(((int64_t)f1[i])) <= (int32_t)((int64_t)l->max_pos))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i]))) & ((int32_t)(((int64_t)f1[i])) <= (int32_t)((int64_t)l->max_pos))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i]))) & ((int32_t)(((int64_t)f1[i])) <= (int32_t)((int64_t)l->max_pos)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 11, 11, -1, "InputMetadata.seqlens_k", "all(seqlens_q <= seqlens_k <= max_pos)", step_id}, i, 0, true, ((int64_t)f1[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 11, 11, -1, "InputMetadata.seqlens_k", "all(seqlens_q <= seqlens_k <= max_pos)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
@@ -1756,7 +1756,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         const int32_t *f1 = step->seqlens_k.data; const int64_t n1 = di_size(&step->seqlens_k);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i]))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | (((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i]))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 11, 12, -1, "InputMetadata.seqlens_k", "all(seqlens_k == step.seqlens_k)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 11, 12, -1, "InputMetadata.seqlens_k", "all(seqlens_k == step.seqlens_k)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
@@ -1777,7 +1777,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         const int32_t *f0 = rec->cu_seqlens_q.data; const int64_t n0 = di_size(&rec->cu_seqlens_q);
         (void)f0; (void)n0;
         const int64_t first = 0, n = di_max(n0 - 1, 0); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i])) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | (((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i])) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 12, 14, -1, "InputMetadata.cu_seqlens_q", "all(diff(cu_seqlens_q) >= 1)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
     } while (0);
@@ -1801,7 +1801,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         const int32_t *f1 = step->seqlens_q.data; const int64_t n1 = di_size(&step->seqlens_q);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(di_max(n0 - 1, 0), n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i])) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i])) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 12, 16, -1, "InputMetadata.cu_seqlens_q", "all(diff(cu_seqlens_q) == step.seqlens_q)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
         if (di_max(n0 - 1, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 12, 16, -1, "InputMetadata.cu_seqlens_q", "all(diff(cu_seqlens_q) == step.seqlens_q)", step_id}, n, 0, true, (n < di_max(n0 - 1, 0) ? di_sub(((int64_t)f0[(n + 1)]), ((int64_t)f0[n])) : 0));
@@ -1825,7 +1825,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         const int32_t *f1 = rec->cu_seqlens_q.data; const int64_t n1 = di_size(&rec->cu_seqlens_q);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(di_max(n0 - 1, 0), di_max(n1 - 1, 0)); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i]))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i]))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 13, 18, -1, "InputMetadata.cu_seqlens_k", "all(diff(cu_seqlens_k) >= diff(cu_seqlens_q))", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
         if (di_max(n0 - 1, 0) != di_max(n1 - 1, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 13, 18, -1, "InputMetadata.cu_seqlens_k", "all(diff(cu_seqlens_k) >= diff(cu_seqlens_q))", step_id}, n, 0, true, (n < di_max(n0 - 1, 0) ? di_sub(((int64_t)f0[(n + 1)]), ((int64_t)f0[n])) : 0));
@@ -1839,7 +1839,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         const int32_t *f1 = step->seqlens_k.data; const int64_t n1 = di_size(&step->seqlens_k);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(di_max(n0 - 1, 0), n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i])) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i])) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 13, 19, -1, "InputMetadata.cu_seqlens_k", "all(diff(cu_seqlens_k) == step.seqlens_k)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
         if (di_max(n0 - 1, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 13, 19, -1, "InputMetadata.cu_seqlens_k", "all(diff(cu_seqlens_k) == step.seqlens_k)", step_id}, n, 0, true, (n < di_max(n0 - 1, 0) ? di_sub(((int64_t)f0[(n + 1)]), ((int64_t)f0[n])) : 0));
@@ -2719,7 +2719,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f1 = step->seqlens_q.data; const int64_t n1 = di_size(&step->seqlens_q);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i]))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | (((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i]))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 10, 10, -1, "InputMetadataV41.seqlens_q", "all(seqlens_q == step.seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 10, 10, -1, "InputMetadataV41.seqlens_q", "all(seqlens_q == step.seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
@@ -2733,7 +2733,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f1 = rec->base.seqlens_k.data; const int64_t n1 = di_size(&rec->base.seqlens_k);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i]))) & ((int32_t)(((int64_t)f1[i])) <= (int32_t)((int64_t)l->max_pos))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i]))) & ((int32_t)(((int64_t)f1[i])) <= (int32_t)((int64_t)l->max_pos))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i]))) & ((int32_t)(((int64_t)f1[i])) <= (int32_t)((int64_t)l->max_pos)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 11, 11, -1, "InputMetadataV41.seqlens_k", "all(seqlens_q <= seqlens_k <= max_pos)", step_id}, i, 0, true, ((int64_t)f1[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 11, 11, -1, "InputMetadataV41.seqlens_k", "all(seqlens_q <= seqlens_k <= max_pos)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
@@ -2747,7 +2747,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f1 = step->seqlens_k.data; const int64_t n1 = di_size(&step->seqlens_k);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i]))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | (((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i]))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 11, 12, -1, "InputMetadataV41.seqlens_k", "all(seqlens_k == step.seqlens_k)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 11, 12, -1, "InputMetadataV41.seqlens_k", "all(seqlens_k == step.seqlens_k)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
@@ -2768,7 +2768,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->base.cu_seqlens_q.data; const int64_t n0 = di_size(&rec->base.cu_seqlens_q);
         (void)f0; (void)n0;
         const int64_t first = 0, n = di_max(n0 - 1, 0); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i])) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | (((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i])) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 12, 14, -1, "InputMetadataV41.cu_seqlens_q", "all(diff(cu_seqlens_q) >= 1)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
     } while (0);
@@ -2792,7 +2792,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f1 = step->seqlens_q.data; const int64_t n1 = di_size(&step->seqlens_q);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(di_max(n0 - 1, 0), n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i])) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i])) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 12, 16, -1, "InputMetadataV41.cu_seqlens_q", "all(diff(cu_seqlens_q) == step.seqlens_q)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
         if (di_max(n0 - 1, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 12, 16, -1, "InputMetadataV41.cu_seqlens_q", "all(diff(cu_seqlens_q) == step.seqlens_q)", step_id}, n, 0, true, (n < di_max(n0 - 1, 0) ? di_sub(((int64_t)f0[(n + 1)]), ((int64_t)f0[n])) : 0));
@@ -2816,7 +2816,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f1 = rec->base.cu_seqlens_q.data; const int64_t n1 = di_size(&rec->base.cu_seqlens_q);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(di_max(n0 - 1, 0), di_max(n1 - 1, 0)); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i]))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i]))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) >= di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 13, 18, -1, "InputMetadataV41.cu_seqlens_k", "all(diff(cu_seqlens_k) >= diff(cu_seqlens_q))", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
         if (di_max(n0 - 1, 0) != di_max(n1 - 1, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 13, 18, -1, "InputMetadataV41.cu_seqlens_k", "all(diff(cu_seqlens_k) >= diff(cu_seqlens_q))", step_id}, n, 0, true, (n < di_max(n0 - 1, 0) ? di_sub(((int64_t)f0[(n + 1)]), ((int64_t)f0[n])) : 0));
@@ -2830,7 +2830,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f1 = step->seqlens_k.data; const int64_t n1 = di_size(&step->seqlens_k);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(di_max(n0 - 1, 0), n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i])) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i])) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == ((int64_t)f1[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 13, 19, -1, "InputMetadataV41.cu_seqlens_k", "all(diff(cu_seqlens_k) == step.seqlens_k)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
         if (di_max(n0 - 1, 0) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 13, 19, -1, "InputMetadataV41.cu_seqlens_k", "all(diff(cu_seqlens_k) == step.seqlens_k)", step_id}, n, 0, true, (n < di_max(n0 - 1, 0) ? di_sub(((int64_t)f0[(n + 1)]), ((int64_t)f0[n])) : 0));
@@ -2920,7 +2920,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         (void)f1; (void)n1;
         if (!((int64_t)rec->base.is_prompt == INT64_C(0))) continue;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i]) == ((di_mod(di_add(((int64_t)f1[i]), INT64_C(1)), r) == INT64_C(0)) ? di_mul(di_floordiv(((int64_t)f1[i]), r), r) : INT64_C(0))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int64_t)f0[i]) == ((di_mod(di_add(((int64_t)f1[i]), INT64_C(1)), r) == INT64_C(0)) ? di_mul(di_floordiv(((int64_t)f1[i]), r), r) : INT64_C(0))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i]) == ((di_mod(di_add(((int64_t)f1[i]), INT64_C(1)), r) == INT64_C(0)) ? di_mul(di_floordiv(((int64_t)f1[i]), r), r) : INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 18, 27, (int32_t)r, "InputMetadataV41.positions_c", "is_prompt == 0 implies all(positions_c[r] == where((positions + 1) % r == 0, positions // r * r, 0))", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 18, 27, (int32_t)r, "InputMetadataV41.positions_c", "is_prompt == 0 implies all(positions_c[r] == where((positions + 1) % r == 0, positions // r * r, 0))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
@@ -3005,7 +3005,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         (void)f1; (void)n1;
         if (!((int64_t)rec->base.is_prompt == INT64_C(0))) continue;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(-1))) == (di_mod(di_add(((int64_t)f1[i]), INT64_C(1)), r) == INT64_C(0))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(-1))) == (di_mod(di_add(((int64_t)f1[i]), INT64_C(1)), r) == INT64_C(0))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(-1))) == (di_mod(di_add(((int64_t)f1[i]), INT64_C(1)), r) == INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 30, (int32_t)r, "InputMetadataV41.slot_main", "is_prompt == 0 implies all((slot_main[r] != -1) == ((positions + 1) % r == 0))", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 19, 30, (int32_t)r, "InputMetadataV41.slot_main", "is_prompt == 0 implies all((slot_main[r] != -1) == ((positions + 1) % r == 0))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
@@ -3228,7 +3228,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         (void)f2; (void)n2;
         if (!((int64_t)rec->base.is_prompt == INT64_C(0))) continue;
         const int64_t first = 0, n = di_min(di_min(n0, n1), n2); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i]) == di_add(di_mul(((int64_t)f1[i]), (int64_t)l->swa_ring), di_mod(((int64_t)f2[i]), (int64_t)l->swa_ring))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int64_t)f0[i]) == di_add(di_mul(((int64_t)f1[i]), (int64_t)l->swa_ring), di_mod(((int64_t)f2[i]), (int64_t)l->swa_ring))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i]) == di_add(di_mul(((int64_t)f1[i]), (int64_t)l->swa_ring), di_mod(((int64_t)f2[i]), (int64_t)l->swa_ring)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 20, 38, -1, "InputMetadataV41.slot_swa", "is_prompt == 0 implies all(slot_swa == swa_slot_idx * SW + positions % SW)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1 || n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 20, 38, -1, "InputMetadataV41.slot_swa", "is_prompt == 0 implies all(slot_swa == swa_slot_idx * SW + positions % SW)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
@@ -3316,7 +3316,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         (void)f1; (void)n1;
         if (!((int64_t)rec->base.is_prompt == INT64_C(1))) continue;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i]))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | (((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i]))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, 42, -1, "InputMetadataV41.state_slot_idx", "is_prompt == 1 implies all(state_slot_idx == step.state_slot)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 21, 42, -1, "InputMetadataV41.state_slot_idx", "is_prompt == 1 implies all(state_slot_idx == step.state_slot)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
@@ -3374,7 +3374,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         (void)f1; (void)n1;
         if (!((int64_t)rec->base.is_prompt == INT64_C(1))) continue;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i]))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | (((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i]))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, 45, -1, "InputMetadataV41.swa_slot_idx", "is_prompt == 1 implies all(swa_slot_idx == step.swa_slot)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 22, 45, -1, "InputMetadataV41.swa_slot_idx", "is_prompt == 1 implies all(swa_slot_idx == step.swa_slot)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
@@ -3432,7 +3432,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f2 = rec->base.cu_seqlens_q.data; const int64_t n2 = di_size(&rec->base.cu_seqlens_q);
         (void)f2; (void)n2;
         const int64_t first = 0, n = di_min(di_min(di_max(n0 - 1, 0), di_max(n1 - 1, 0)), di_max(n2 - 1, 0)); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == di_max(INT64_C(1), di_sub(di_floordiv(di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])), r), di_floordiv(di_sub(di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])), di_sub(((int64_t)f2[(i + 1)]), ((int64_t)f2[i]))), r)))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == di_max(INT64_C(1), di_sub(di_floordiv(di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])), r), di_floordiv(di_sub(di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])), di_sub(((int64_t)f2[(i + 1)]), ((int64_t)f2[i]))), r)))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == di_max(INT64_C(1), di_sub(di_floordiv(di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])), r), di_floordiv(di_sub(di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])), di_sub(((int64_t)f2[(i + 1)]), ((int64_t)f2[i]))), r))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 23, 48, (int32_t)r, "InputMetadataV41.cu_compressed_q", "all(diff(cu_compressed_q[r]) == maximum(1, diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r))", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
         if (di_max(n0 - 1, 0) != di_max(n1 - 1, 0) || di_max(n0 - 1, 0) != di_max(n2 - 1, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 23, 48, (int32_t)r, "InputMetadataV41.cu_compressed_q", "all(diff(cu_compressed_q[r]) == maximum(1, diff(cu_seqlens_k) // r - (diff(cu_seqlens_k) - diff(cu_seqlens_q)) // r))", step_id}, n, 0, true, (n < di_max(n0 - 1, 0) ? di_sub(((int64_t)f0[(n + 1)]), ((int64_t)f0[n])) : 0));
@@ -3453,7 +3453,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->load_swa.data; const int64_t n0 = di_size(&rec->load_swa);
         (void)f0; (void)n0;
         const int64_t first = 0, n = (n0 / 4); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 4 + 1]))) & ((int32_t)(((int64_t)f0[i * 4 + 1])) < (int32_t)(((int64_t)f0[i * 4 + 2])))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 4 + 1]))) & ((int32_t)(((int64_t)f0[i * 4 + 1])) < (int32_t)(((int64_t)f0[i * 4 + 2])))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 4 + 1]))) & ((int32_t)(((int64_t)f0[i * 4 + 1])) < (int32_t)(((int64_t)f0[i * 4 + 2]))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 50, -1, "InputMetadataV41.load_swa", "all(0 <= load_swa[:, 1] < load_swa[:, 2])", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 1]));
     } while (0);
@@ -3463,7 +3463,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->load_swa.data; const int64_t n0 = di_size(&rec->load_swa);
         (void)f0; (void)n0;
         const int64_t first = 0, n = (n0 / 4); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i * 4 + 2]) <= (((int32_t)(((int64_t)f0[i * 4 + 0])) == (int32_t)(INT64_C(-1))) ? (int64_t)l->window : (int64_t)l->swa_ring)) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int64_t)f0[i * 4 + 2]) <= (((int32_t)(((int64_t)f0[i * 4 + 0])) == (int32_t)(INT64_C(-1))) ? (int64_t)l->window : (int64_t)l->swa_ring)) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i * 4 + 2]) <= (((int32_t)(((int64_t)f0[i * 4 + 0])) == (int32_t)(INT64_C(-1))) ? (int64_t)l->window : (int64_t)l->swa_ring))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 24, 51, -1, "InputMetadataV41.load_swa", "all(load_swa[:, 2] <= where(load_swa[:, 0] == -1, W, SW))", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 2]));
     } while (0);
@@ -3512,7 +3512,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->load_main[b].data; const int64_t n0 = di_size(&rec->load_main[b]);
         (void)f0; (void)n0;
         const int64_t first = 0, n = (n0 / 4); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= ((((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i * 4 + 0]))) & ((int32_t)(((int64_t)f0[i * 4 + 0])) < (int32_t)((int64_t)l->num_blocks))) & ((int32_t)(((int64_t)f0[i * 4 + 0])) != (int32_t)(INT64_C(0)))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | (((((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i * 4 + 0]))) & ((int32_t)(((int64_t)f0[i * 4 + 0])) < (int32_t)((int64_t)l->num_blocks))) & ((int32_t)(((int64_t)f0[i * 4 + 0])) != (int32_t)(INT64_C(0)))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!((((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i * 4 + 0]))) & ((int32_t)(((int64_t)f0[i * 4 + 0])) < (int32_t)((int64_t)l->num_blocks))) & ((int32_t)(((int64_t)f0[i * 4 + 0])) != (int32_t)(INT64_C(0))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 56, (int32_t)r, "InputMetadataV41.load_main", "all(-1 <= load_main[r][:, 0] < NB and load_main[r][:, 0] != 0)", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 0]));
     }
@@ -3522,7 +3522,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->load_main[b].data; const int64_t n0 = di_size(&rec->load_main[b]);
         (void)f0; (void)n0;
         const int64_t first = 0, n = (n0 / 4); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 4 + 1]))) & ((int32_t)(((int64_t)f0[i * 4 + 1])) < (int32_t)(((int64_t)f0[i * 4 + 2])))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 4 + 1]))) & ((int32_t)(((int64_t)f0[i * 4 + 1])) < (int32_t)(((int64_t)f0[i * 4 + 2])))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i * 4 + 1]))) & ((int32_t)(((int64_t)f0[i * 4 + 1])) < (int32_t)(((int64_t)f0[i * 4 + 2]))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 26, 57, (int32_t)r, "InputMetadataV41.load_main", "all(0 <= load_main[r][:, 1] < load_main[r][:, 2])", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 1]));
     }
@@ -3721,7 +3721,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f2 = rec->base.positions.data; const int64_t n2 = di_size(&rec->base.positions);
         (void)f2; (void)n2;
         const int64_t first = 0, n = di_min(di_min(n0, n1), n2); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (di_sub(((int64_t)f0[i]), ((int64_t)f1[i])) == di_floordiv(di_add(((int64_t)f2[i]), INT64_C(1)), r)) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((di_sub(((int64_t)f0[i]), ((int64_t)f1[i])) == di_floordiv(di_add(((int64_t)f2[i]), INT64_C(1)), r)) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(di_sub(((int64_t)f0[i]), ((int64_t)f1[i])) == di_floordiv(di_add(((int64_t)f2[i]), INT64_C(1)), r))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 29, 67, (int32_t)r, "InputMetadataV41.ke", "all(ke[r] - ks[r] == (positions + 1) // r)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1 || n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 29, 67, (int32_t)r, "InputMetadataV41.ke", "all(ke[r] - ks[r] == (positions + 1) // r)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
@@ -3751,7 +3751,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (!((int64_t)rec->base.is_prompt == INT64_C(0))) continue;
         const int64_t s1 = di_floordiv((int64_t)l->block_size, r);
         const int64_t first = 0, n = di_min((n0 / 2), di_max(d_T, 0)); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i * 2 + 0]) == di_mul(di_mul((i), (int64_t)l->max_blocks), s1)) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int64_t)f0[i * 2 + 0]) == di_mul(di_mul((i), (int64_t)l->max_blocks), s1)) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i * 2 + 0]) == di_mul(di_mul((i), (int64_t)l->max_blocks), s1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 70, (int32_t)r, "InputMetadataV41.ca_offset_len", "is_prompt == 0 implies all(ca_offset_len[r][:, 0] == arange(T) * MB * (BS // r))", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
         if ((n0 / 2) != di_max(d_T, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 70, (int32_t)r, "InputMetadataV41.ca_offset_len", "is_prompt == 0 implies all(ca_offset_len[r][:, 0] == arange(T) * MB * (BS // r))", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 0]) : 0));
@@ -3765,7 +3765,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f1 = rec->base.positions.data; const int64_t n1 = di_size(&rec->base.positions);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min((n0 / 2), n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r)) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r)) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 71, (int32_t)r, "InputMetadataV41.ca_offset_len", "all(ca_offset_len[r][:, 1] == (positions + 1) // r)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
         if ((n0 / 2) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 30, 71, (int32_t)r, "InputMetadataV41.ca_offset_len", "all(ca_offset_len[r][:, 1] == (positions + 1) // r)", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 1]) : 0));
@@ -3822,7 +3822,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f1 = rec->base.positions.data; const int64_t n1 = di_size(&rec->base.positions);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min((n0 / 4), n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (di_add(((int64_t)f0[i * 4 + 1]), ((int64_t)f0[i * 4 + 3])) <= di_min((int64_t)l->window, di_add(((int64_t)f1[i]), INT64_C(1)))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((di_add(((int64_t)f0[i * 4 + 1]), ((int64_t)f0[i * 4 + 3])) <= di_min((int64_t)l->window, di_add(((int64_t)f1[i]), INT64_C(1)))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(di_add(((int64_t)f0[i * 4 + 1]), ((int64_t)f0[i * 4 + 3])) <= di_min((int64_t)l->window, di_add(((int64_t)f1[i]), INT64_C(1))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 74, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 1] + swa_pivots[:, 3] <= minimum(W, positions + 1))", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 1]));
         if ((n0 / 4) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 74, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 1] + swa_pivots[:, 3] <= minimum(W, positions + 1))", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 1]) : 0));
@@ -3865,7 +3865,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t d_T = (int64_t)rec->base.total_q;
         const int64_t s1 = di_mul(d_N, (int64_t)l->window);
         const int64_t first = 0, n = di_min((n0 / 4), di_max(d_T, 0)); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (!((int32_t)(((int64_t)f0[i * 4 + 3])) > (int32_t)(INT64_C(0))) | (di_add(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 3])) == di_add(di_add(s1, (i)), INT64_C(1)))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((!((int32_t)(((int64_t)f0[i * 4 + 3])) > (int32_t)(INT64_C(0))) | (di_add(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 3])) == di_add(di_add(s1, (i)), INT64_C(1)))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(!((int32_t)(((int64_t)f0[i * 4 + 3])) > (int32_t)(INT64_C(0))) | (di_add(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 3])) == di_add(di_add(s1, (i)), INT64_C(1))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 76, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 3] > 0 implies swa_pivots[:, 2] + swa_pivots[:, 3] == N * W + arange(T) + 1)", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 3]));
         if ((n0 / 4) != di_max(d_T, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 31, 76, -1, "InputMetadataV41.swa_pivots", "all(swa_pivots[:, 3] > 0 implies swa_pivots[:, 2] + swa_pivots[:, 3] == N * W + arange(T) + 1)", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 3]) : 0));
@@ -3954,7 +3954,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f1 = rec->base.positions.data; const int64_t n1 = di_size(&rec->base.positions);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i]) == di_add(((int64_t)f1[i]), INT64_C(1))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int64_t)f0[i]) == di_add(((int64_t)f1[i]), INT64_C(1))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i]) == di_add(((int64_t)f1[i]), INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 33, 80, -1, "InputMetadataV41.context_lens", "all(context_lens == positions + 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 33, 80, -1, "InputMetadataV41.context_lens", "all(context_lens == positions + 1)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
@@ -3979,7 +3979,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f1 = rec->base.positions.data; const int64_t n1 = di_size(&rec->base.positions);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r)) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int64_t)f0[i]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r)) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 34, 82, (int32_t)r, "InputMetadataV41.klen", "all(klen[r] == (positions + 1) // r)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 34, 82, (int32_t)r, "InputMetadataV41.klen", "all(klen[r] == (positions + 1) // r)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
@@ -4015,7 +4015,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f1 = rec->base.positions.data; const int64_t n1 = di_size(&rec->base.positions);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min((n0 / 2), n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i * 2 + 1]) == di_min(di_add(((int64_t)f1[i]), INT64_C(1)), (int64_t)l->window)) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int64_t)f0[i * 2 + 1]) == di_min(di_add(((int64_t)f1[i]), INT64_C(1)), (int64_t)l->window)) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i * 2 + 1]) == di_min(di_add(((int64_t)f1[i]), INT64_C(1)), (int64_t)l->window))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 85, -1, "InputMetadataV41.swa_offset_len", "all(swa_offset_len[:, 1] == minimum(positions + 1, W))", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
         if ((n0 / 2) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 85, -1, "InputMetadataV41.swa_offset_len", "all(swa_offset_len[:, 1] == minimum(positions + 1, W))", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 1]) : 0));
@@ -4032,7 +4032,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f2 = rec->base.positions.data; const int64_t n2 = di_size(&rec->base.positions);
         (void)f2; (void)n2;
         const int64_t first = 0, n = di_min(di_min((n0 / 2), n1), n2); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i * 2 + 0]) == di_add(di_mul(((int64_t)f1[i]), (int64_t)l->swa_ring), di_mod(di_sub(di_add(((int64_t)f2[i]), INT64_C(1)), ((int64_t)f0[i * 2 + 1])), (int64_t)l->swa_ring))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int64_t)f0[i * 2 + 0]) == di_add(di_mul(((int64_t)f1[i]), (int64_t)l->swa_ring), di_mod(di_sub(di_add(((int64_t)f2[i]), INT64_C(1)), ((int64_t)f0[i * 2 + 1])), (int64_t)l->swa_ring))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i * 2 + 0]) == di_add(di_mul(((int64_t)f1[i]), (int64_t)l->swa_ring), di_mod(di_sub(di_add(((int64_t)f2[i]), INT64_C(1)), ((int64_t)f0[i * 2 + 1])), (int64_t)l->swa_ring)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 86, -1, "InputMetadataV41.swa_offset_len", "all(swa_offset_len[:, 0] == swa_slot_idx * SW + (positions + 1 - swa_offset_len[:, 1]) % SW)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 0]));
         if ((n0 / 2) != n1 || (n0 / 2) != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 35, 86, -1, "InputMetadataV41.swa_offset_len", "all(swa_offset_len[:, 0] == swa_slot_idx * SW + (positions + 1 - swa_offset_len[:, 1]) % SW)", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 0]) : 0));
@@ -4087,7 +4087,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const uint8_t *f1 = rec->base.valid_token_mask.data; const int64_t n1 = di_size(&rec->base.valid_token_mask);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(998244353))) == (!(((int64_t)f1[i]) != 0))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(998244353))) == (!(((int64_t)f1[i]) != 0))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(998244353))) == (!(((int64_t)f1[i]) != 0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 36, 89, -1, "InputMetadataV41.query_indices", "all((query_indices == 998244353) == (not valid_token_mask))", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 36, 89, -1, "InputMetadataV41.query_indices", "all((query_indices == 998244353) == (not valid_token_mask))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
@@ -4110,7 +4110,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->rp_query_index.data; const int64_t n0 = di_size(&rec->rp_query_index);
         (void)f0; (void)n0;
         const int64_t first = 0, n = di_max(n0 - 1, 0); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i])) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | (((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i])) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 40, 91, -1, "InputMetadataV41.rp_query_index", "all(diff(rp_query_index) >= 1)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
     } while (0);
@@ -4130,7 +4130,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f0 = rec->rp_cu_q.data; const int64_t n0 = di_size(&rec->rp_cu_q);
         (void)f0; (void)n0;
         const int64_t first = 0, n = di_max(n0 - 1, 0); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i])) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | (((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i])) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i]))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 93, -1, "InputMetadataV41.rp_cu_q", "all(diff(rp_cu_q) >= 1)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
     } while (0);
@@ -4234,7 +4234,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int32_t *f1 = rec->rp_positions.data; const int64_t n1 = di_size(&rec->rp_positions);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min((n0 / 2), n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r)) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r)) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 100, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r][:, 1] == (rp_positions + 1) // r)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
         if ((n0 / 2) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 100, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r][:, 1] == (rp_positions + 1) // r)", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 1]) : 0));
@@ -4285,7 +4285,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const uint8_t *f1 = rec->base.valid_token_mask.data; const int64_t n1 = di_size(&rec->base.valid_token_mask);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= ((((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs))) & (((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) | (!(((int64_t)f1[i]) != 0)))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | (((((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs))) & (((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) | (!(((int64_t)f1[i]) != 0)))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!((((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs))) & (((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) | (!(((int64_t)f1[i]) != 0))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 55, 107, -1, "InputMetadataV41.row_slot_idx", "all(0 <= row_slot_idx <= max_num_seqs and (row_slot_idx != 0 or not valid_token_mask))", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 55, 107, -1, "InputMetadataV41.row_slot_idx", "all(0 <= row_slot_idx <= max_num_seqs and (row_slot_idx != 0 or not valid_token_mask))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
@@ -4747,7 +4747,7 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         const int32_t *f0 = rec->selected_rows.data; const int64_t n0 = di_size(&rec->selected_rows);
         (void)f0; (void)n0;
         const int64_t first = 0, n = di_max(n0 - 1, 0); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i])) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | (((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i])) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i]))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 2, 1, -1, "SamplerInputs.selected_rows", "all(diff(selected_rows) >= 1)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
     } while (0);
@@ -4927,7 +4927,7 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         const int32_t *f1 = step->seqlens_q.data; const int64_t n1 = di_size(&step->seqlens_q);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i]))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | (((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i]))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)(((int64_t)f0[i])) == (int32_t)(((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 16, 17, -1, "SamplerInputs.row_count", "all(row_count == step.seqlens_q)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 16, 17, -1, "SamplerInputs.row_count", "all(row_count == step.seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
@@ -5051,7 +5051,7 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         const int32_t *f0 = rec->grammar_rows[b].data; const int64_t n0 = di_size(&rec->grammar_rows[b]);
         (void)f0; (void)n0;
         const int64_t first = 0, n = di_max(n0 - 1, 0); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i])) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | (((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i])) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)((int64_t)f0[(i + 1)]) > (int32_t)((int64_t)f0[i]))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 25, 28, (int32_t)j, "SamplerInputs.grammar_rows", "all(diff(grammar_rows[j]) >= 1)", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
     }
@@ -5121,7 +5121,7 @@ int di_check_sampler_inputs_in(const di_sampler_inputs *rec, const di_scheduler_
         const int32_t *f1 = rec->history_counts.data; const int64_t n1 = di_size(&rec->history_counts);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i])))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i])))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 30, 35, -1, "SamplerInputs.history_outputs", "all(0 <= history_outputs <= history_counts)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_INPUTS, 30, 35, -1, "SamplerInputs.history_outputs", "all(0 <= history_outputs <= history_counts)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
@@ -5606,7 +5606,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         const int32_t *f1 = step->seqlens_q.data; const int64_t n1 = di_size(&step->seqlens_q);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i]) <= di_sub(((int64_t)f1[i]), INT64_C(1))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int64_t)f0[i]) <= di_sub(((int64_t)f1[i]), INT64_C(1))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i]) <= di_sub(((int64_t)f1[i]), INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 8, 9, -1, "SamplerOutput.accepted", "all(accepted <= step.seqlens_q - 1)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 8, 9, -1, "SamplerOutput.accepted", "all(accepted <= step.seqlens_q - 1)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
@@ -5807,7 +5807,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         const int32_t *f1 = rec->verified_per_step.data; const int64_t n1 = di_size(&rec->verified_per_step);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i])))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i])))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i]))))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 22, 22, -1, "SamplerOutput.accepted_per_step", "all(0 <= accepted_per_step <= verified_per_step)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 22, 22, -1, "SamplerOutput.accepted_per_step", "all(0 <= accepted_per_step <= verified_per_step)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
@@ -5841,7 +5841,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         const int32_t *f1 = rec->sampled_ids.data; const int64_t n1 = di_size(&rec->sampled_ids);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) >= (int32_t)(INT64_C(0)))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) >= (int32_t)(INT64_C(0)))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) >= (int32_t)(INT64_C(0))))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 26, 26, -1, "SamplerOutput.row_status", "all(row_status != RowStatus.OK or sampled_ids >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 26, 26, -1, "SamplerOutput.row_status", "all(row_status != RowStatus.OK or sampled_ids >= 0)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
@@ -6112,7 +6112,7 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         const uint64_t *f0 = rec->seq_uid.data; const int64_t n0 = di_size(&rec->seq_uid);
         (void)f0; (void)n0;
         const int64_t first = 0, n = n0; int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int64_t)f0[i]) != INT64_C(0)) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int64_t)f0[i]) != INT64_C(0)) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int64_t)f0[i]) != INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 2, 0, -1, "EventBatch.seq_uid", "all(seq_uid != 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
@@ -6131,8 +6131,8 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         if (!di_readable(&rec->flags)) continue;
         const uint16_t *f0 = rec->flags.data; const int64_t n0 = di_size(&rec->flags);
         (void)f0; (void)n0;
-        const int64_t first = 0, n = n0; int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= ((int32_t)((((int64_t)f0[i]) & INT64_C(3))) == (int32_t)(((int64_t)f0[i]))) ? 0 : 1;
+        const int64_t first = 0, n = n0; uint8_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong = (uint8_t)(wrong | (((int32_t)((((int64_t)f0[i]) & INT64_C(3))) == (int32_t)(((int64_t)f0[i]))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!((int32_t)((((int64_t)f0[i]) & INT64_C(3))) == (int32_t)(((int64_t)f0[i])))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 2, -1, "EventBatch.flags", "all((flags & 3) == flags)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
@@ -6144,10 +6144,10 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         if (!di_readable(&rec->flags)) continue;
         const uint16_t *f1 = rec->flags.data; const int64_t n1 = di_size(&rec->flags);
         (void)f1; (void)n1;
-        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) | ((int32_t)((((int64_t)f1[i]) & INT64_C(1))) != (int32_t)(INT64_C(0)))) ? 0 : 1;
+        const int64_t first = 0, n = di_min(n0, n1); uint8_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong = (uint8_t)(wrong | ((!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) | ((uint16_t)((uint32_t)((int64_t)f1[i]) << 15) != 0)) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
-        if (!(!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) | ((int32_t)((((int64_t)f1[i]) & INT64_C(1))) != (int32_t)(INT64_C(0))))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 3, -1, "EventBatch.flags", "all(kind == EventKind.FINISH implies (flags & EventFlags.LAST) != 0)", step_id}, i, 0, true, ((int64_t)f1[i]));
+        if (!(!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) | ((uint16_t)((uint32_t)((int64_t)f1[i]) << 15) != 0))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 3, -1, "EventBatch.flags", "all(kind == EventKind.FINISH implies (flags & EventFlags.LAST) != 0)", step_id}, i, 0, true, ((int64_t)f1[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 3, -1, "EventBatch.flags", "all(kind == EventKind.FINISH implies (flags & EventFlags.LAST) != 0)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
     } while (0);
     /* flags: all((shift(flags, 0) & EventFlags.LAST) != 0 implies shift(seq_uid, 0) != seq_uid) */
@@ -6159,7 +6159,7 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         const uint64_t *f1 = rec->seq_uid.data; const int64_t n1 = di_size(&rec->seq_uid);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (!(((i > 0 ? ((int64_t)f0[(i - 1)]) : INT64_C(0)) & INT64_C(1)) != INT64_C(0)) | ((i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)) != ((int64_t)f1[i]))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((!(((i > 0 ? ((int64_t)f0[(i - 1)]) : INT64_C(0)) & INT64_C(1)) != INT64_C(0)) | ((i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)) != ((int64_t)f1[i]))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(!(((i > 0 ? ((int64_t)f0[(i - 1)]) : INT64_C(0)) & INT64_C(1)) != INT64_C(0)) | ((i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)) != ((int64_t)f1[i])))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 4, -1, "EventBatch.flags", "all((shift(flags, 0) & EventFlags.LAST) != 0 implies shift(seq_uid, 0) != seq_uid)", step_id}, i, 0, true, (i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 4, -1, "EventBatch.flags", "all((shift(flags, 0) & EventFlags.LAST) != 0 implies shift(seq_uid, 0) != seq_uid)", step_id}, n, 0, true, (n < n1 ? (n > 0 ? ((int64_t)f1[(n - 1)]) : INT64_C(0)) : 0));
@@ -6173,9 +6173,9 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         const uint64_t *f1 = rec->seq_uid.data; const int64_t n1 = di_size(&rec->seq_uid);
         (void)f1; (void)n1;
         const int64_t n = di_min(n0, n1); const di_set set = di_set_open(l, n);
-        for (int64_t i = 0; i < n; i++) { const int64_t x = (((int32_t)((((int64_t)f0[i]) & INT64_C(1))) != (int32_t)(INT64_C(0))) ? ((int64_t)f1[i]) : INT64_C(-1)); bool found = false; if (x < 0) continue; 
+        for (int64_t i = 0; i < n; i++) { const int64_t x = (((uint16_t)((uint32_t)((int64_t)f0[i]) << 15) != 0) ? ((int64_t)f1[i]) : INT64_C(-1)); bool found = false; if (x < 0) continue; 
             if (set.slots != NULL) found = di_set_find(set, x, true);
-            else for (int64_t k = 0; k < i && !found; k++) found = (((int32_t)((((int64_t)f0[k]) & INT64_C(1))) != (int32_t)(INT64_C(0))) ? ((int64_t)f1[k]) : INT64_C(-1)) == x;
+            else for (int64_t k = 0; k < i && !found; k++) found = (((uint16_t)((uint32_t)((int64_t)f0[k]) << 15) != 0) ? ((int64_t)f1[k]) : INT64_C(-1)) == x;
             if (found) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 4, 5, -1, "EventBatch.flags", "injective(where((flags & EventFlags.LAST) != 0, seq_uid, -1))", step_id}, i, 0, true, x); }
     } while (0);
     /* token_id: all(-1 <= token_id < V) */
@@ -6197,7 +6197,7 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         const int32_t *f1 = rec->token_id.data; const int64_t n1 = di_size(&rec->token_id);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) >= (int32_t)(INT64_C(0)))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) >= (int32_t)(INT64_C(0)))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) >= (int32_t)(INT64_C(0))))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 5, 7, -1, "EventBatch.token_id", "all(kind == EventKind.TOKEN implies token_id >= 0)", step_id}, i, 0, true, ((int64_t)f1[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 5, 7, -1, "EventBatch.token_id", "all(kind == EventKind.TOKEN implies token_id >= 0)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
@@ -6211,7 +6211,7 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         const int32_t *f1 = rec->token_id.data; const int64_t n1 = di_size(&rec->token_id);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) | ((int32_t)(((int64_t)f1[i])) == (int32_t)(INT64_C(-1)))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) | ((int32_t)(((int64_t)f1[i])) == (int32_t)(INT64_C(-1)))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(1))) | ((int32_t)(((int64_t)f1[i])) == (int32_t)(INT64_C(-1))))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 5, 8, -1, "EventBatch.token_id", "all(kind == EventKind.FINISH implies token_id == -1)", step_id}, i, 0, true, ((int64_t)f1[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 5, 8, -1, "EventBatch.token_id", "all(kind == EventKind.FINISH implies token_id == -1)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
@@ -6265,7 +6265,7 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         const int32_t *f1 = rec->output_index.data; const int64_t n1 = di_size(&rec->output_index);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) >= (int32_t)(INT64_C(1)))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) >= (int32_t)(INT64_C(1)))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(!((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) >= (int32_t)(INT64_C(1))))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 9, 13, -1, "EventBatch.output_index", "all(kind == EventKind.TOKEN implies output_index >= 1)", step_id}, i, 0, true, ((int64_t)f1[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 9, 13, -1, "EventBatch.output_index", "all(kind == EventKind.TOKEN implies output_index >= 1)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
@@ -6282,7 +6282,7 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         const int32_t *f2 = rec->output_index.data; const int64_t n2 = di_size(&rec->output_index);
         (void)f2; (void)n2;
         const int64_t first = 0, n = di_min(di_min(n0, n1), n2); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) | ((i > 0 ? ((int64_t)f0[(i - 1)]) : INT64_C(255)) != INT64_C(0))) | ((i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)) != ((int64_t)f1[i]))) | (((int64_t)f2[i]) == di_add((i > 0 ? ((int64_t)f2[(i - 1)]) : INT64_C(0)), INT64_C(1)))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) | ((i > 0 ? ((int64_t)f0[(i - 1)]) : INT64_C(255)) != INT64_C(0))) | ((i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)) != ((int64_t)f1[i]))) | (((int64_t)f2[i]) == di_add((i > 0 ? ((int64_t)f2[(i - 1)]) : INT64_C(0)), INT64_C(1)))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) | ((i > 0 ? ((int64_t)f0[(i - 1)]) : INT64_C(255)) != INT64_C(0))) | ((i > 0 ? ((int64_t)f1[(i - 1)]) : INT64_C(0)) != ((int64_t)f1[i]))) | (((int64_t)f2[i]) == di_add((i > 0 ? ((int64_t)f2[(i - 1)]) : INT64_C(0)), INT64_C(1))))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 9, 14, -1, "EventBatch.output_index", "all(kind != EventKind.TOKEN or shift(kind, 255) != EventKind.TOKEN or shift(seq_uid, 0) != seq_uid or output_index == shift(output_index, 0) + 1)", step_id}, i, 0, true, ((int64_t)f2[i]));
         if (n0 != n1 || n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 9, 14, -1, "EventBatch.output_index", "all(kind != EventKind.TOKEN or shift(kind, 255) != EventKind.TOKEN or shift(seq_uid, 0) != seq_uid or output_index == shift(output_index, 0) + 1)", step_id}, n, 0, true, (n < n2 ? ((int64_t)f2[n]) : 0));
@@ -6315,10 +6315,10 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         if (!di_readable(&rec->flags)) continue;
         const uint16_t *f1 = rec->flags.data; const int64_t n1 = di_size(&rec->flags);
         (void)f1; (void)n1;
-        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) == ((int32_t)((((int64_t)f1[i]) & INT64_C(1))) != (int32_t)(INT64_C(0)))) ? 0 : 1;
+        const int64_t first = 0, n = di_min(n0, n1); uint8_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong = (uint8_t)(wrong | ((((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) == ((uint16_t)((uint32_t)((int64_t)f1[i]) << 15) != 0)) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
-        if (!(((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) == ((int32_t)((((int64_t)f1[i]) & INT64_C(1))) != (int32_t)(INT64_C(0))))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 11, 17, -1, "EventBatch.finish_reason", "all((finish_reason != FinishReason.NONE) == ((flags & EventFlags.LAST) != 0))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) == ((uint16_t)((uint32_t)((int64_t)f1[i]) << 15) != 0))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 11, 17, -1, "EventBatch.finish_reason", "all((finish_reason != FinishReason.NONE) == ((flags & EventFlags.LAST) != 0))", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 11, 17, -1, "EventBatch.finish_reason", "all((finish_reason != FinishReason.NONE) == ((flags & EventFlags.LAST) != 0))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* drafted: all(drafted >= 0) */
@@ -6339,8 +6339,8 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         if (!di_readable(&rec->drafted)) continue;
         const int16_t *f1 = rec->drafted.data; const int64_t n1 = di_size(&rec->drafted);
         (void)f1; (void)n1;
-        const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i])))) ? 0 : 1;
+        const int64_t first = 0, n = di_min(n0, n1); uint8_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong = (uint8_t)(wrong | ((((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i])))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(((int64_t)f1[i]))))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 13, 19, -1, "EventBatch.accepted", "all(0 <= accepted <= drafted)", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 13, 19, -1, "EventBatch.accepted", "all(0 <= accepted <= drafted)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
@@ -6365,7 +6365,7 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         (void)f1; (void)n1;
         const int64_t s1 = di_sub(n1, (int64_t)l->num_draft);
         const int64_t first = 0, n = n0; int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 14, 21, -1, "EventBatch.conf_offset", "all(conf_offset == -1 or conf_offset + K <= len(confidences))", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
@@ -6392,7 +6392,7 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         (void)f2; (void)n2;
         const int64_t s1 = n2;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | (di_add(((int64_t)f0[i]), ((int64_t)f1[i])) <= s1)) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | (di_add(((int64_t)f0[i]), ((int64_t)f1[i])) <= s1)) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | (di_add(((int64_t)f0[i]), ((int64_t)f1[i])) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 15, 23, -1, "EventBatch.top_offset", "all(top_offset == -1 or top_offset + top_count <= len(top_ids))", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 15, 23, -1, "EventBatch.top_offset", "all(top_offset == -1 or top_offset + top_count <= len(top_ids))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
@@ -6416,7 +6416,7 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         const int16_t *f1 = rec->top_count.data; const int64_t n1 = di_size(&rec->top_count);
         (void)f1; (void)n1;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) == (int32_t)(INT64_C(0)))) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) == (int32_t)(INT64_C(0)))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0))) | ((int32_t)(((int64_t)f1[i])) == (int32_t)(INT64_C(0))))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 16, 25, -1, "EventBatch.top_count", "all(top_offset >= 0 or top_count == 0)", step_id}, i, 0, true, ((int64_t)f1[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 16, 25, -1, "EventBatch.top_count", "all(top_offset >= 0 or top_count == 0)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
@@ -6444,7 +6444,7 @@ int di_check_event_batch_kept(const di_event_batch *rec, const di_limits *l, int
         (void)f2; (void)n2;
         const int64_t s1 = n2;
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
-        for (int64_t i = first; i < n; i++) wrong |= (((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | (di_add(((int64_t)f0[i]), ((int64_t)f1[i])) <= s1)) ? 0 : 1;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | (di_add(((int64_t)f0[i]), ((int64_t)f1[i])) <= s1)) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
         if (!(((int32_t)(((int64_t)f0[i])) == (int32_t)(INT64_C(-1))) | (di_add(((int64_t)f0[i]), ((int64_t)f1[i])) <= s1))) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 17, 27, -1, "EventBatch.prompt_lp_offset", "all(prompt_lp_offset == -1 or prompt_lp_offset + prompt_len <= len(prompt_logprobs))", step_id}, i, 0, true, ((int64_t)f0[i]));
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_EVENT_BATCH, 17, 27, -1, "EventBatch.prompt_lp_offset", "all(prompt_lp_offset == -1 or prompt_lp_offset + prompt_len <= len(prompt_logprobs))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
