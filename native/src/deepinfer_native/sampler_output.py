@@ -35,19 +35,6 @@ class Place:
     array: Any
     data: Any
 
-    def show(self, array: Any) -> bool:
-        """Show an array that is not the newest one; False if it has to be looked at. Raises ValueError if it is not
-        contiguous."""
-        if (
-            type(array) is not Array
-            or array.dtype is not self.dtype
-            or (array.shape != self.shape and not self.resize(array))
-        ):
-            return False
-        self.view.data = self.data = from_buffer(array)
-        self.array = array
-        return True
-
     def resize(self, array: Any) -> bool:
         """Show another length; False if the number of dimensions differs."""
         if array.ndim != len(self.shape):
@@ -79,11 +66,14 @@ def filler(shown: tuple[str, ...], absent: tuple[str, ...]) -> Filler:
     for i, name in enumerate(shown):
         lines += [
             f"    a, p = o.{name}, places[{i}]",
-            "    if a is not p.array and not p.show(a):",
-            "        return False",
+            "    if a is not p.array:",
+            "        if type(a) is not Array or a.dtype is not p.dtype or a.shape != p.shape and not p.resize(a):",
+            "            return False",
+            "        p.view.data = p.data = from_buffer(a)",
+            "        p.array = a",
         ]
     lines.append("    return True")
-    made: dict[str, Any] = {}
+    made: dict[str, Any] = {"Array": Array, "from_buffer": from_buffer}
     exec("\n".join(lines), made)
     function: Filler = made["fill"]
     return function
