@@ -103,7 +103,7 @@ def test_probe_of_a_plugin_without_a_probe_hook_says_so(site, sources):
 
 
 def test_probe_that_is_interrupted_leaves_no_child_behind(site, monkeypatch):
-    from deepinfer_core.plugins import probe as module
+    from deepinfer_core.plugins import child as module
 
     site.add("toy", HEAD + "    import time\n    time.sleep(600)\n")
     children = []
@@ -112,7 +112,7 @@ def test_probe_that_is_interrupted_leaves_no_child_behind(site, monkeypatch):
         children.append(child)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module._Child, "outcome", interrupted)
+    monkeypatch.setattr(module.Child, "result", interrupted)
     with pytest.raises(KeyboardInterrupt):
         probe_all([site.record("backend", "toy")])
     assert children[0].process.poll() == -9

@@ -1,12 +1,7 @@
-"""The child side of a probe: import one plugin, ask it, and write one JSON line to the pipe (``spec/plugins.md`` 9).
-
-Standard output and error belong to the plugin and its driver libraries; the answer has a pipe of its own.
-"""
+"""The child's side of a probe: import one plugin and ask it (``spec/plugins.md`` 9)."""
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from importlib import metadata
 from typing import Any
@@ -19,15 +14,9 @@ from deepinfer_core.plugins.manager import load_entry_point, new_pluggy_manager,
 from deepinfer_core.types import HostInfo, ProbeReport
 
 
-def main(fd: int, group: str, name: str, value: str) -> None:
-    """Probe the backend ``name`` and report to file descriptor ``fd``."""
-    answer = probe(metadata.EntryPoint(name, value, group), name)
-    with os.fdopen(fd, "w", encoding="utf-8") as pipe:
-        pipe.write(json.dumps(answer) + "\n")
-
-
-def probe(entry: metadata.EntryPoint, name: str) -> dict[str, Any]:
-    """``{"report": ...}``, or ``{"phase", "error", "blame"}`` of what the plugin raised."""
+def probe(group: str, name: str, value: str) -> dict[str, Any]:
+    """``{"report": ...}``, or ``{"phase", "error", "blame"}`` of what the plugin of this entry point raised."""
+    entry = metadata.EntryPoint(name, value, group)
     phase = "import"
     try:
         plugin = load_entry_point(entry)

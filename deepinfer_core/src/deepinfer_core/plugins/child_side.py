@@ -1,0 +1,19 @@
+"""The child's side of :mod:`deepinfer_core.plugins.child`: call one function, and write its answer to the pipe.
+
+Standard output and error belong to the plugin and its driver libraries; the answer has a pipe of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib import import_module
+from typing import Any
+
+
+def main(fd: int, target: str, arguments: list[Any]) -> None:
+    """Call ``target`` (``module:function``) and report to file descriptor ``fd``, as one line of JSON."""
+    module, _, name = target.partition(":")
+    answer = getattr(import_module(module), name)(*arguments)
+    with os.fdopen(fd, "w", encoding="utf-8") as pipe:
+        pipe.write(json.dumps(answer) + "\n")
