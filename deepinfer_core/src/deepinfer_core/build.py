@@ -14,7 +14,7 @@ from deepinfer_core.config import EngineConfig
 from deepinfer_core.determinism import check_deterministic
 from deepinfer_core.engine import Engine
 from deepinfer_core.errors import ConfigError, DeepInferError, EngineError, UnsupportedFeature, UnsupportedOp
-from deepinfer_core.interfaces import Backend, StepObserver
+from deepinfer_core.interfaces import Backend, Sampler, StepObserver
 from deepinfer_core.memory import PoolPlan, plan_pools
 from deepinfer_core.model_length import resolve_max_model_len
 from deepinfer_core.native_core import make_core
@@ -48,27 +48,37 @@ class Built:
     """Lines for stderr about how it was made."""
 
 
-def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
-    """Make an engine for ``parts``; ``tokenizer`` replaces that of the model directory.
+@frozen
+class Sizes:
+    """What is settled before anything is allocated."""
 
-    Raises CapacityError when the caches of one sequence do not fit, ConfigError for settings that contradict the model,
-    TokenizerError.
+    sampler: Sampler
+    plan: PoolPlan
+    num_draft: int
+    vocab_size: int
+    sampled_vocab: int
+    """Ids that may be chosen; rows of the head beyond the tokenizer have no text."""
+    max_model_len: int
+    block_size: int
+    max_num_batched_tokens: int
+
+
+def size_engine(parts: Parts, tokenizer: Tokenizer) -> Sizes:
+    """Check the settings against the parts, and share the memory out. The weights need not be loaded.
+
+    Raises CapacityError when the caches of one sequence do not fit, ConfigError for settings that contradict the model.
     """
     config, hints = parts.config, parts.hints
     num_draft = draft_length(config, hints, parts.model)
     _check_overlap(config, parts.backend, num_draft)
     check_deterministic(config, hints, parts.backend, num_draft)
-    if tokenizer is None:
-        tokenizer = Tokenizer.load(parts.card.path, parts.card.config)
     max_model_len = resolve_max_model_len(config, hints)
     block_size = config.block_size or hints.block_size
     vocab_size = hints.vocab_size or parts.model.vocab_size
-    # Rows of the head beyond the tokenizer have no text and must not be chosen.
     sampled_vocab = min(vocab_size, tokenizer.vocab_size)
     sampler = parts.make_sampler(config.sampler, {}, sampled_vocab)
     check_sampler(config, sampler, parts.owners.get("sampler", ""))
-    owners = Owners(**parts.owners)
-    with _blaming("backend.unit_bytes", owners):
+    with _blaming("backend.unit_bytes", Owners(**parts.owners)):
         plan = plan_pools(
             parts.cache_specs,
             parts.backend,
@@ -82,15 +92,31 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
         tokens = min(max_model_len, plan.tokens)
         check_target(config.target_itl_ms, chunked_prefill=config.chunked_prefill, max_tokens=tokens)
     batched = _batched_tokens(config, plan, max_model_len, num_draft)
+    if config.prefix_cache:
+        check_prefix_cache(hints, block_size=block_size, num_blocks=plan.num_blocks, max_model_len=max_model_len)
+    return Sizes(sampler, plan, num_draft, vocab_size, sampled_vocab, max_model_len, block_size, batched)
+
+
+def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
+    """Make an engine for ``parts``; ``tokenizer`` replaces that of the model directory.
+
+    Raises what :func:`size_engine` raises, and TokenizerError.
+    """
+    config, hints = parts.config, parts.hints
+    if tokenizer is None:
+        tokenizer = Tokenizer.load(parts.card.path, parts.card.config)
+    sizes = size_engine(parts, tokenizer)
+    sampler, plan, num_draft, sampled_vocab = sizes.sampler, sizes.plan, sizes.num_draft, sizes.sampled_vocab
+    batched = sizes.max_num_batched_tokens
+    owners = Owners(**parts.owners)
     with _blaming("sampler.reserve", owners):
         reserve(sampler, plan.max_num_seqs)
     with _blaming("backend.alloc_caches", owners):
         caches = parts.backend.alloc_caches(parts.cache_specs, plan.units(parts.cache_specs))
-    settings = _core_settings(config, hints, plan, vocab_size, max_model_len, batched)
+    settings = _core_settings(config, hints, plan, sizes.vocab_size, sizes.max_model_len, batched)
     settings["num_draft"] = num_draft
     if config.prefix_cache:
-        check_prefix_cache(hints, block_size=block_size, num_blocks=plan.num_blocks, max_model_len=max_model_len)
-        salt = fingerprint(parts.card, parts.cache_specs, config, block_size, parts.backend.name)
+        salt = fingerprint(parts.card, parts.cache_specs, config, sizes.block_size, parts.backend.name)
         settings.update(prefix_cache=True, prefix_salt=salt)
 
     def make_engine(changes: Mapping[str, Any], *observers: StepObserver) -> Engine:
@@ -133,7 +159,7 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
             engine.feedback = CurveFeedback(engine.core, curve.sizes)
     if budget is not None:
         engine.core.set_cost_model(budget.profile.prefill, decode=budget.profile.decode)
-    return Built(engine, tokenizer, plan, vocab_size, max_model_len, batched, tuple(notes))
+    return Built(engine, tokenizer, plan, sizes.vocab_size, sizes.max_model_len, batched, tuple(notes))
 
 
 def _check_overlap(config: EngineConfig, backend: Backend, num_draft: int) -> None:
