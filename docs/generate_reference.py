@@ -24,7 +24,8 @@ HELP_WIDTH = 100
 
 EXIT_MEANINGS = {
     "EXIT_OK": "everything asked for was done",
-    "EXIT_SOME_FAILED": "some requests failed, each with its reason; the others have their results",
+    "EXIT_SOME_FAILED": "some requests failed, each with its reason; the others have their results. "
+    "`deepinfer doctor`: a problem in what was named or what every run needs",
     "EXIT_USAGE": "a parameter, setting, prompt or input file is wrong, or asks for what this release does not have",
     "EXIT_BACKEND": "no backend can be used, or a plugin failed",
     "EXIT_MODEL": "the model, its configuration, its checkpoint or its tokenizer is wrong",

@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     from deepinfer_core.config import EngineConfig
     from deepinfer_core.interfaces import Backend, GrammarEngine, LogitsFilter, Model, RowSampler, Sampler
     from deepinfer_core.tokenizer import Tokenizer
-    from deepinfer_core.types import CacheSpec, HostInfo, ModelCard, ModelMatch, ProbeReport, SchedulerHints
+    from deepinfer_core.types import (
+        CacheSpec,
+        DoctorCheck,
+        HostInfo,
+        ModelCard,
+        ModelMatch,
+        ProbeReport,
+        SchedulerHints,
+    )
 
 PROJECT = "deepinfer"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -186,6 +194,24 @@ def deepinfer_scheduler_hints(match: ModelMatch, backend: Backend, config: Engin
     :param config: All settings, frozen.
     :returns: The hints, or None. A field left at its default asks for nothing; two plugins that ask for different
         values of one field are refused.
+
+    Since API 1.0.
+    """
+
+
+# --- diagnosis --------------------------------------------------------------------------------------------------
+
+
+@hookspec
+def deepinfer_doctor_checks(host: HostInfo) -> Sequence[DoctorCheck] | None:
+    """Say for ``deepinfer doctor`` whether what this plugin rests on is there and fits: libraries, drivers, versions.
+
+    Called in a child process with a limit of 60 s, after the plugin was loaded in another one. Heavy imports belong
+    here. Creates no device context, and changes nothing on the host.
+
+    :param host: Operating system, machine and Python of this host.
+    :returns: One check for each thing looked at, in the order to print. What this raises is reported as a problem of
+        the plugin.
 
     Since API 1.0.
     """

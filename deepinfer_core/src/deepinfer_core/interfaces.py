@@ -102,6 +102,10 @@ class Model(Protocol):
     with the token ids of each prompt before the prompt is queued. It raises a DeepInferError (InvalidPrompt,
     NotSupported) for a prompt that the model cannot run; only that prompt ends.
 
+    A model may also have ``check_checkpoint(path: Path) -> str``, which is not required of it: ``deepinfer doctor``
+    calls it in place of ``load``. It reads headers, perhaps scales, and no weights, raises CheckpointError listing
+    every problem found, and returns what is there in a few words.
+
     A model that proposes drafts is a :class:`DraftingModel`.
     """
 

@@ -163,6 +163,20 @@ class HostInfo:
 
 
 @frozen
+class DoctorCheck:
+    """One thing that a plugin looked at for ``deepinfer doctor``, told in one line."""
+
+    name: str
+    """What was looked at, in one or two words: ``library``, ``threads``."""
+    status: Literal["ok", "note", "problem"]
+    """``note``: worth knowing, and nothing fails. ``problem``: this plugin, or a part of it, cannot be used."""
+    detail: str
+    """What was found: versions, paths, sizes; or what is wrong."""
+    reason: str = ""
+    remedy: str = ""
+
+
+@frozen
 class ConfigPatch:
     """A setting that a plugin asks for, with its reason; two different values for one key are refused."""
 

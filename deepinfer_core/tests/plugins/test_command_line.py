@@ -52,7 +52,7 @@ def test_plugins_prints_the_table_and_its_summary(alone, sources, capsys):
         "KIND     NAME    DISTRIBUTION  STATE         DETAIL                            LOCATION\n"
         "backend  oldnpu  oldnpu 0.3    incompatible  needs API >=0.4,<1; core has 1.0  site-packages/oldnpu\n"
         "backend  toy     acme-toy 1.2  found         toy                               site-packages/acme_toy\n"
-        "2 plugins, 1 unusable (run: deepinfer plugins oldnpu). Nothing was imported.\n"
+        "2 plugins, 1 unusable (run: deepinfer doctor oldnpu). Nothing was imported.\n"
     )
     assert captured.err == ""
 
@@ -137,9 +137,10 @@ def test_plugins_warns_of_an_unknown_variable_on_stderr(alone, capsys, monkeypat
             ["--no-overlap", "generate", "x"],
             (
                 "deepinfer: E_USAGE: no option '--no-overlap'\n"
-                "  reason: deepinfer has no such option; deepinfer chat, deepinfer generate and deepinfer replay have\n"
-                "  remedy: run: deepinfer chat --no-overlap ... or deepinfer generate --no-overlap ... or "
-                "deepinfer replay --no-overlap ...\n"
+                "  reason: deepinfer has no such option; deepinfer chat, deepinfer doctor, deepinfer generate and "
+                "deepinfer replay have\n"
+                "  remedy: run: deepinfer chat --no-overlap ... or deepinfer doctor --no-overlap ... or "
+                "deepinfer generate --no-overlap ... or deepinfer replay --no-overlap ...\n"
             ),
         ),
         (
@@ -154,7 +155,7 @@ def test_plugins_warns_of_an_unknown_variable_on_stderr(alone, capsys, monkeypat
             ["plugin"],
             (
                 "deepinfer: E_USAGE: no command named 'plugin'; did you mean 'plugins'?\n"
-                "  reason: commands: chat, generate, plugins, replay\n"
+                "  reason: commands: chat, doctor, generate, plugins, replay\n"
                 "  remedy: run: deepinfer --help\n"
             ),
         ),

@@ -123,3 +123,17 @@ def test_sample_under_python_o_is_identical():
     script = SCRIPT.format(tests=str(Path(__file__).parent))
     done = subprocess.run([sys.executable, "-O", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [digest(), "1"]
+
+
+def test_doctor_checks_name_the_library_or_say_how_to_get_it(monkeypatch):
+    from deepinfer_core.errors import VendorImportError
+    from deepinfer_samplers import grammar_plugin
+    from deepinfer_samplers.grammars import library
+
+    def absent():
+        raise VendorImportError("no xgrammar", reason="gone", remedy="install it")
+
+    monkeypatch.setattr(library, "load", absent)
+    [check] = grammar_plugin.deepinfer_doctor_checks()
+    assert (check.name, check.status, check.detail) == ("library", "problem", "no xgrammar")
+    assert (check.reason, check.remedy) == ("gone", "install it")

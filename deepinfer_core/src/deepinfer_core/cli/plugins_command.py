@@ -9,9 +9,7 @@ from typing import Any
 import click
 
 from deepinfer_core.cli.state import CommandState, common_options
-from deepinfer_core.errors import PluginMissing
 from deepinfer_core.plugins.registry import PluginRecord, Registry
-from deepinfer_core.settings import did_you_mean
 
 _HEADER = ("KIND", "NAME", "DISTRIBUTION", "STATE", "DETAIL", "LOCATION")
 
@@ -23,25 +21,13 @@ _HEADER = ("KIND", "NAME", "DISTRIBUTION", "STATE", "DETAIL", "LOCATION")
 def plugins(state: CommandState, name: str | None) -> None:
     """List the installed plugins, or describe those called NAME. No plugin is imported."""
     registry = Registry.build(state.resolve())
-    records = registry.records if name is None else _named(registry, name)
+    records = registry.records if name is None else registry.named(name)
     if state.json:
         click.echo(json.dumps(as_data(records)))
     elif name is None:
         click.echo(as_table(records))
     else:
         click.echo("\n\n".join(describe(record) for record in records))
-
-
-def _named(registry: Registry, name: str) -> list[PluginRecord]:
-    records = [record for record in registry if name in (record.name, record.key, record.distribution)]
-    if not records:
-        names = sorted({record.name for record in registry})
-        raise PluginMissing(
-            f"no plugin named {name!r}{did_you_mean(name, names)}",
-            reason=f"installed plugins: {', '.join(names) or 'none'}",
-            remedy="run: deepinfer plugins",
-        )
-    return records
 
 
 def as_table(records: Sequence[PluginRecord]) -> str:
@@ -54,7 +40,7 @@ def as_table(records: Sequence[PluginRecord]) -> str:
     faulty = [record.name for record in records if record.faulty]
     summary = f"{len(records)} plugin{'' if len(records) == 1 else 's'}"
     if faulty:
-        summary += f", {len(faulty)} unusable (run: deepinfer plugins {faulty[0]})"
+        summary += f", {len(faulty)} unusable (run: deepinfer doctor {faulty[0]})"
     return "\n".join([*(line.rstrip() for line in lines), f"{summary}. Nothing was imported."])
 
 

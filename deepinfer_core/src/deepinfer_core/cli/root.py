@@ -15,6 +15,7 @@ from deepinfer_core.settings import did_you_mean
 COMMANDS = {
     "audit": ("deepinfer_core.cli.audit:audit", "Test whether the tokens of a result file were drawn as it says."),
     "chat": ("deepinfer_core.cli.chat:chat", "Talk with a model."),
+    "doctor": ("deepinfer_core.cli.doctor:doctor", "Say what works here, what does not, and what to do."),
     "generate": ("deepinfer_core.cli.generate:generate", "Generate text for prompts."),
     "replay": ("deepinfer_core.cli.replay:replay", "Run the requests of a result file again, and compare."),
     "plugins": ("deepinfer_core.cli.plugins_command:plugins", "List the installed plugins; import none."),

@@ -15,7 +15,7 @@ Every state but ``found`` and ``loaded`` is an end state with ``phase``, ``code`
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -35,6 +35,7 @@ from deepinfer_core.errors import (
 )
 from deepinfer_core.plugins.discovery import Found, discover, package_folders
 from deepinfer_core.plugins.manifest import KINDS, NAME, Manifest, PluginTable, read_manifest
+from deepinfer_core.plugins.unmatched import unmatched_names
 from deepinfer_core.settings import did_you_mean
 
 State = Literal["found", "loaded", "disabled", "invalid", "incompatible", "conflict", "shadowed", "failed"]
@@ -133,12 +134,18 @@ class Registry:
         self.records = list(records)
 
     @classmethod
-    def build(cls, config: EngineConfig, entries: Iterable[metadata.EntryPoint] | None = None) -> Registry:
+    def build(
+        cls,
+        config: EngineConfig,
+        entries: Iterable[metadata.EntryPoint] | None = None,
+        *,
+        warn: Callable[[str], object] | None = None,
+    ) -> Registry:
         """Find and check every plugin. Never raises for a faulty plugin; its record says what is wrong.
 
-        Settings that name a plugin that is not installed are told on standard error (``W_PLUGIN``).
-
         :param entries: Entry points to use in place of the installed ones.
+        :param warn: Gets a line for each setting that names a plugin that is not installed (``W_PLUGIN``); None:
+            standard error does.
         """
         found, manifest_values = discover(entries)
         manifests = _read_manifests(found, manifest_values)
@@ -147,7 +154,10 @@ class Registry:
             _check_static(record, manifests[record.distribution], config.plugins)
         _settle_conflicts(records, config.plugins)
         for line in unmatched_names(records, config.plugins):
-            sys.stderr.write(f"deepinfer: {line}\n")
+            if warn is not None:
+                warn(line)
+            else:
+                sys.stderr.write(f"deepinfer: {line}\n")
         return cls(records)
 
     def __iter__(self) -> Iterator[PluginRecord]:
@@ -162,6 +172,21 @@ class Registry:
         named = [record for record in self.records if record.kind == kind and record.name == name]
         return next((record for record in named if record.usable), named[0] if named else None)
 
+    def named(self, name: str) -> list[PluginRecord]:
+        """The plugins that a person may mean by ``name``: a name, KIND:NAME, or a distribution.
+
+        :raises PluginMissing: there is none; lists the installed ones.
+        """
+        records = [record for record in self.records if name in (record.name, record.key, record.distribution)]
+        if not records:
+            names = sorted({record.name for record in self.records})
+            raise PluginMissing(
+                f"no plugin named {name!r}{did_you_mean(name, names)}",
+                reason=f"installed plugins: {', '.join(names) or 'none'}",
+                remedy="run: deepinfer plugins",
+            )
+        return records
+
     def missing(self, kind: str, name: str) -> DeepInferError:
         """The error for a name that nobody provides, with the installed names."""
         names = sorted({record.name for record in self.records if record.kind == kind})
@@ -171,33 +196,6 @@ class Registry:
             remedy=f"choose one of these, or pip install the plugin that provides {name!r}",
             details={"kind": kind, "name": name, "installed": names},
         )
-
-
-def unmatched_names(records: Sequence[PluginRecord], settings: PluginSettings) -> list[str]:
-    """Warnings for names in the plugin settings that no installed plugin has, each with the nearest one.
-
-    A misspelt name would otherwise leave a plugin on, or off, without a word.
-    """
-    names = {name for record in records for name in (record.name, record.key, record.distribution)}
-    warnings = [
-        f"W_PLUGIN: {setting} names {name!r}, which is no installed plugin{did_you_mean(name, names)}"
-        for setting, listed in (
-            ("plugins.disable (--no-plugin)", settings.disable),
-            ("plugins.allow (DEEPINFER_PLUGINS)", settings.allow or ()),
-        )
-        for name in listed
-        if name not in names
-    ]
-    keys = {record.key for record in records}
-    for key, distribution in settings.prefer.items():
-        setting = f"plugins.prefer (--prefer) {key}={distribution}"
-        providers = {record.distribution for record in records if record.key == key}
-        if key not in keys:
-            warnings.append(f"W_PLUGIN: {setting}: {key!r} is no installed plugin{did_you_mean(key, keys)}")
-        elif distribution not in providers:
-            guess = did_you_mean(distribution, providers) or f"; installed: {', '.join(sorted(providers))}"
-            warnings.append(f"W_PLUGIN: {setting}: {distribution!r} does not provide {key}{guess}")
-    return warnings
 
 
 def _read_manifests(found: list[Found], values: dict[str, list[str]]) -> dict[str, Manifest | ManifestError]:

@@ -73,7 +73,7 @@ def _explicit(manager: PluginManager, name: str, requirements: Requirements, pro
         _check_claims(record, requirements)
         return Selection(record, line)
     [outcome] = prober([record])
-    refusal = _unusable(outcome)
+    refusal = unusable_reason(outcome)
     if refusal:
         raise BackendUnavailable(
             f"backend {name!r} was requested but cannot be used here",
@@ -82,7 +82,7 @@ def _explicit(manager: PluginManager, name: str, requirements: Requirements, pro
             details={"backend": name, "reason": refusal},
         )
     report = outcome.report
-    wrong_arch = _wrong_arch(record, report)
+    wrong_arch = arch_problem(record, report)
     if wrong_arch:
         raise UnsupportedArch(
             f"backend {name!r} has no kernels for this device",
@@ -111,7 +111,7 @@ def _automatic(manager: PluginManager, requirements: Requirements, prober: Probe
         record, report = outcome.record, outcome.report
         if outcome.plugin_failed:
             record.end("failed", "probe", PluginError(f"{record.title}: {outcome.failure}"))
-        reason = _unusable(outcome) or _wrong_arch(record, report) or _lacks(record, requirements)
+        reason = unusable_reason(outcome) or arch_problem(record, report) or _lacks(record, requirements)
         if reason or report is None:
             refused.append((record.name, reason))
             remedies += [report.remedy] if report and report.remedy else []
@@ -203,7 +203,8 @@ def unmet_requires(requires: Requires) -> str:
     return f"needs the Python package{'s' if len(absent) > 1 else ''} {', '.join(absent)}" if absent else ""
 
 
-def _unusable(outcome: ProbeOutcome) -> str:
+def unusable_reason(outcome: ProbeOutcome) -> str:
+    """Why a probe says that a backend cannot be used here; empty when it can."""
     report = outcome.report
     if report is None:
         return outcome.failure
@@ -212,7 +213,8 @@ def _unusable(outcome: ProbeOutcome) -> str:
     return "; ".join(report.reasons) or ("device present but not usable" if report.present else "no device found")
 
 
-def _wrong_arch(record: PluginRecord, report: ProbeReport | None) -> str:
+def arch_problem(record: PluginRecord, report: ProbeReport | None) -> str:
+    """That the compiled kernels are for other devices than those found; empty when they fit."""
     supported = record.table.arch
     if report is None or not supported:
         return ""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from deepinfer_core import hookimpl
-from deepinfer_core.types import HostInfo, ProbeReport
+from deepinfer_core.types import DoctorCheck, HostInfo, ProbeReport
 
 
 @hookimpl
@@ -22,3 +23,11 @@ def deepinfer_backend_create(name: str, device: str | None, config: Any) -> Any:
     from deepinfer_cpu import backend
 
     return backend.create(device, config)
+
+
+@hookimpl
+def deepinfer_doctor_checks(host: HostInfo) -> Sequence[DoctorCheck]:
+    """Runs in a child process; imports torch."""
+    from deepinfer_cpu.doctor import checks
+
+    return checks()

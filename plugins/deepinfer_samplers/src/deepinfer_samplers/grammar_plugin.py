@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from deepinfer_core import hookimpl
-from deepinfer_core.errors import PluginMissing
+from deepinfer_core.errors import PluginMissing, VendorImportError
+from deepinfer_core.types import DoctorCheck
 
 if TYPE_CHECKING:
     from deepinfer_core.interfaces import GrammarEngine
@@ -32,3 +34,17 @@ def deepinfer_grammar_create(name: str, tokenizer: Tokenizer, vocab_size: int) -
     from deepinfer_samplers.grammars.xgrammar_engine import XGrammarEngine  # imports xgrammar and torch
 
     return XGrammarEngine(tokenizer, vocab_size, CACHE_BYTES)
+
+
+@hookimpl
+def deepinfer_doctor_checks() -> Sequence[DoctorCheck]:
+    """Whether the library is there, of a version that was tested, and can be imported."""
+    from importlib import metadata
+
+    from deepinfer_samplers.grammars.library import load
+
+    try:
+        module = load()
+    except VendorImportError as err:
+        return [DoctorCheck("library", "problem", err.what, reason=err.reason, remedy=err.remedy)]
+    return [DoctorCheck("library", "ok", f"xgrammar {metadata.version('xgrammar')}, {module.__file__}")]

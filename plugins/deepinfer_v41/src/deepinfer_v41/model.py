@@ -75,6 +75,16 @@ class V41Model:
         with torch.inference_mode():
             self._prepare(WeightStore(tensors, self._backend, self.numerics))
 
+    def check_checkpoint(self, path: Path) -> str:
+        """What ``load`` would check of the files: headers and scales. Returns what is there, in a few words.
+
+        Raises CheckpointError that lists every problem.
+        """
+        tensors = load_tensors(path, self.config, draft="on" if self._draft_tokens else "auto")
+        shards = tensors.num_shards
+        text = f"{len(tensors)} tensors in {shards} file{'' if shards == 1 else 's'}"
+        return f"{text}; {tensors.draft_note}" if tensors.draft_note else text
+
     def _prepare(self, weights: WeightStore) -> None:
         config = self.config
         # Rows in flight, and a block of drafts behind them, may lie beyond the last position of a request.

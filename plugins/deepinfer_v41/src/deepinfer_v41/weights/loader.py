@@ -39,6 +39,11 @@ class LoadedTensors(Mapping[str, Tensor]):
     def has_draft(self) -> bool:
         return self.draft_stages > 0
 
+    @property
+    def num_shards(self) -> int:
+        """Files that the index names."""
+        return len(self._shards.handles)
+
     def __getitem__(self, name: str) -> Tensor:
         stored = self._shards.tensors[name]
         tensor = self._shards.read(name)
