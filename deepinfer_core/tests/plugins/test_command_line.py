@@ -155,7 +155,7 @@ def test_plugins_warns_of_an_unknown_variable_on_stderr(alone, capsys, monkeypat
             ["plugin"],
             (
                 "deepinfer: E_USAGE: no command named 'plugin'; did you mean 'plugins'?\n"
-                "  reason: commands: chat, doctor, generate, plugins, replay\n"
+                "  reason: commands: audit, chat, doctor, generate, plugins, replay\n"
                 "  remedy: run: deepinfer --help\n"
             ),
         ),
