@@ -51,7 +51,7 @@ def test_samples_equal_requests_with_their_seeds(settings: dict[str, object], ma
         check_idle(llm)
         for prompt, output in zip(prompts, outputs, strict=True):
             seeds = [completion.seed for completion in output.outputs]
-            assert seeds == [9, *(mix(9 + i) for i in range(1, 5))]
+            assert seeds == [9, *(sample_seed(9, i) for i in range(1, 5))]
             assert tokens(output) == separate(llm, prompt, params, seeds)
             assert [completion.index for completion in output.outputs] == [0, 1, 2, 3, 4]
 
