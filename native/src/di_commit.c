@@ -92,16 +92,21 @@ static void put_prompt(di_event_arena *a, int32_t e, di_seq *s)
     s->prompt_told = 1;
 }
 
-/* Append the accepted drafts and the sampled token until one stops the request; later ones are dropped. */
+/* The model or the sampler failed at the request's next token. */
+static int fail_row(di_core *c, di_seq *s)
+{
+    di_prefix_withdraw(&c->prefix, s);
+    return di_core_finish(c, s, DI_FINISH_ENGINE, 1);
+}
+
+/* Append the accepted drafts and the sampled token until one stops the request; later ones are dropped. The drafts
+ * before a row that failed hold all the same: the answer is what it is without drafts, and may end before that row. */
 static int append_tokens(di_core *c, di_step *step, int32_t i, const di_tokens *t, di_event_arena *a)
 {
     const di_row *r = &step->rows[i];
     di_seq *s = r->seq;
-    if (t->status[i] != DI_ROW_OK) {
-        di_prefix_withdraw(&c->prefix, s);
-        return di_core_finish(c, s, DI_FINISH_ENGINE, 1);
-    }
-    int32_t accepted = di_output_accepted(step, i, t);
+    int32_t accepted = di_output_accepted(step, i, t), is_ok = t->status[i] == DI_ROW_OK;
+    if (!is_ok && accepted == 0) return fail_row(c, s);
     int32_t start_len = s->len, e = -1;
     uint8_t reason = DI_FINISH_NONE;
     /* The buffer holds what these bounds allow (di_seq_create), and one more step is never begun at a bound. */
@@ -109,7 +114,7 @@ static int append_tokens(di_core *c, di_step *step, int32_t i, const di_tokens *
         return di_fail(DI_E_INTERNAL, "", "tokens", "request %llu outgrows its buffer at %d tokens",
                        (unsigned long long)s->uid, s->len);
     if (s->first_waits) di_transfer_put_first(a, s);
-    for (int32_t j = 0; j <= accepted && reason == DI_FINISH_NONE; j++) {
+    for (int32_t j = 0; j < accepted + is_ok && reason == DI_FINISH_NONE; j++) {
         int is_draft = j < accepted;
         int32_t token = is_draft ? t->verified[r->first + j] : t->sampled[i];
         s->tokens[s->len++] = token;
@@ -123,6 +128,7 @@ static int append_tokens(di_core *c, di_step *step, int32_t i, const di_tokens *
     c->count.tokens_output += (uint64_t)appended;
     c->count.tokens_accepted += (uint64_t)accepted;
     if (step->kind == DI_STEP_DECODE) s->cached += appended;
+    if (!is_ok && reason == DI_FINISH_NONE) return fail_row(c, s);
     int code = offer(c, s);
     if (code) return code;
     if (reason == DI_FINISH_NONE) {

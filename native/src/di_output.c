@@ -68,9 +68,8 @@ static int bad(const char *field, const di_row *r, int64_t value, const char *ru
 static int check_row(const di_core *c, const di_step *step, int32_t i, const di_tokens *t)
 {
     const di_row *r = &step->rows[i];
-    if (t->status[i] != DI_ROW_OK) return 0;
     int32_t vocab = c->cfg.vocab_size;
-    if (t->sampled[i] < 0 || t->sampled[i] >= vocab)
+    if (t->status[i] == DI_ROW_OK && (t->sampled[i] < 0 || t->sampled[i] >= vocab))
         return bad("sampled_ids", r, t->sampled[i], "a row that is ok needs a token of the vocabulary");
     if (step->kind == DI_STEP_PREFILL || r->q <= 1) return 0;
     int32_t n = di_output_accepted(step, i, t);

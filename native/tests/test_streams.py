@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from native_driver import EOS, VOCAB, Driver, small_config
+from native_driver import EOS, VOCAB, Driver, expected_output, small_config
 
 from deepinfer_contracts import FinishReason, StepKind
 
@@ -174,6 +174,36 @@ def test_bad_row_status_ends_only_that_request():
     driver.run()
     assert (bad.reason, len(bad.output), bad.final_index) == (FinishReason.ENGINE, 2, 2)
     driver.require_expected([good])
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "reason", "length"),
+    [(9, FinishReason.ENGINE, 4), (4, FinishReason.LENGTH, 4), (3, FinishReason.LENGTH, 3)],
+)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_drafts_before_a_failed_row_hold_and_may_end_the_request(depth, max_tokens, reason, length):
+    """One token of the prompt's end, three accepted drafts, and then a row without a token."""
+    driver = Driver(small_config(depth=depth, num_draft=3), good_drafts=3)
+    bad, good = (
+        driver.submit([1, 2, 3, 4, 5], max_tokens=max_tokens, stop=()),
+        driver.submit([4, 5], max_tokens=9, stop=()),
+    )
+    driver.sample_plain = driver.sample
+
+    def sample_nan(kind, rows):
+        out = driver.sample_plain(kind, rows)
+        for i, row in enumerate(rows):
+            if row[0] == bad.uid and len(bad.output) == 1:
+                out.row_status[i] = 1
+        return out
+
+    driver.sample = sample_nan
+    driver.run()
+    assert (bad.reason, len(bad.output)) == (reason, length)
+    assert bad.final_index == (length if reason == FinishReason.ENGINE else -1)  # of an end without a token
+    assert bad.output == expected_output(bad, 64)[0][:length]
+    driver.require_expected([good])
+    driver.core.audit()
 
 
 def test_finish_drops_later_tokens():

@@ -36,15 +36,22 @@ def stop_reason(m, s: Request) -> Reason:
     return Reason.NONE
 
 
-def append_tokens(m, step: Step, r: Row, tokens: list[int], drafts: list | None, events: list[Event]) -> None:
-    """``tokens``: the accepted drafts and the sampled one. Those behind a stop are dropped.
+def append_tokens(
+    m, step: Step, r: Row, tokens: list[int], is_ok: bool, drafts: list | None, events: list[Event]
+) -> None:
+    """``tokens``: the accepted drafts and the sampled one, which is none where the row failed. Those behind a stop are
+    dropped.
 
     ``drafts``: confidences of the drafts for the next step, [] where they have none, None without drafts.
     """
     s = r.request
     reason = Reason.NONE
+    if not is_ok and len(tokens) == 1:
+        m.prefix.withdraw(s)
+        m.end(s, Reason.ENGINE)
+        return
     m.put_first(s, events)
-    for j, token in enumerate(tokens):
+    for j, token in enumerate(tokens if is_ok else tokens[:-1]):
         s.tokens.append(token)
         flags = FROM_DRAFT if j < len(tokens) - 1 else 0
         events.append(Event(s.uid, TOKEN, flags, token, s.n_output, s.prompt_len, 0))
@@ -57,6 +64,10 @@ def append_tokens(m, step: Step, r: Row, tokens: list[int], drafts: list | None,
     last.drafted = r.q - 1 if step.kind == KIND_DECODE else 0
     last.accepted = len(tokens) - 1
     m.count["tokens_accepted"] += len(tokens) - 1
+    if not is_ok and not reason:
+        m.prefix.withdraw(s)
+        m.end(s, Reason.ENGINE)
+        return
     m.prefix.offer(s)  # before an end gives the blocks back
     if reason:
         last.flags |= LAST
@@ -90,8 +101,4 @@ def commit_row(m, step: Step, r: Row, tokens: list[int], is_ok: bool, drafts: li
             m.prefix.offer(s)
     if step.kind == KIND_PREFILL and not r.is_last_chunk:
         return
-    if is_ok:
-        append_tokens(m, step, r, tokens, drafts, events)
-    else:
-        m.prefix.withdraw(s)
-        m.end(s, Reason.ENGINE)
+    append_tokens(m, step, r, tokens, is_ok, drafts, events)

@@ -96,7 +96,13 @@ class Progress:
         return None, overruled
 
     def dead_end(self, tokens: Sequence[int]) -> Failure | None:
-        """The failure of a row without an allowed token, where the mask had a part in it."""
+        """The failure of a row without an allowed token, where the mask had a part in it.
+
+        :param tokens: The answer, with the drafts that were accepted before the row.
+        """
+        failure = self.advance(tokens)
+        if failure is not None:
+            return failure
         return dead_end(self._request_id, tokens, self._owner) if self._lifecycle.is_masked else None
 
     def is_complete(self, tokens: Sequence[int], words: int) -> bool:
