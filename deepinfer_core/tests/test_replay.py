@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -80,6 +81,10 @@ def edit(path: Path, change: Change) -> None:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     change(rows)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def scored(row: dict[str, Any], logprob: float) -> None:
+    row["logprobs"] = [{"token_id": token, "logprob": logprob} for token in row["token_ids"]]
 
 
 # --- equal ------------------------------------------------------------------------------------------------------
@@ -229,6 +234,17 @@ def test_model_that_is_gone_is_refused(run: Run, results: Path) -> None:
     assert "E_MODEL_MISSING: no such folder: /nonexistent" in err
 
 
+def test_setting_of_the_file_is_not_said_to_be_an_option(run: Run, results: Path) -> None:
+    edit(results, lambda rows: [row["run"]["settings"].update(draft_tokens="many") for row in rows])
+    status, _, err = run("replay", results)
+    assert status == 2
+    assert err.splitlines()[:2] == [
+        "deepinfer: E_CONFIG: draft_tokens must be an integer from 0 to 15, got 'many'",
+        "  reason: set by draft_tokens in the results",
+    ]
+    assert run("replay", results, "--draft-tokens", 0)[0] == 2  # what the file says is checked all the same
+
+
 def test_file_that_was_cut_short_is_refused_with_the_line(run: Run, results: Path) -> None:
     data = results.read_bytes()
     results.write_bytes(data[:-40])
@@ -252,6 +268,11 @@ def test_file_that_was_cut_short_is_refused_with_the_line(run: Run, results: Pat
         (lambda rows: rows[0]["token_ids"].append(-1), "line 1 has -1 among its token_ids"),
         (lambda rows: rows[0].pop("finish_reason"), "line 1 has no finish_reason"),
         (lambda rows: rows[0].update(logprobs=[1]), "line 1 has logprobs that do not fit its tokens"),
+        (lambda rows: scored(rows[0], 10**400), "line 1 has logprobs that are none"),
+        (lambda rows: scored(rows[0], math.nan), "line 1 has logprobs that are not finite"),
+        (lambda rows: rows[0]["token_ids"].append(2**31), "line 1 has 2147483648 among its token_ids"),
+        (lambda rows: rows[0].update(prompt_token_ids=[]), "line 1 has a prompt of 0 tokens and "),
+        (lambda rows: rows[2]["params"].update(max_tokens=3), " and 12 tokens of an answer, of at most 3"),
         (lambda rows: rows[0].update(stops_between=[1]), "line 1 has stops_between that is no pair"),
         (lambda rows: rows[2].update(outputs=[3]), "line 3 has outputs that are no list of answers"),
         (lambda rows: rows.clear(), "has no answer that could be repeated"),

@@ -206,6 +206,7 @@ class EngineConfig:
         file: str | os.PathLike[str] | None = None,
         environ: Mapping[str, str] | None = None,
         flag_origin: str = "flag",
+        recorded: Mapping[str, object] | None = None,
     ) -> Self:
         """Read every source once and check every value.
 
@@ -213,6 +214,7 @@ class EngineConfig:
         :param file: TOML file whose keys are setting keys. A relative ``model`` in it is relative to the file.
         :param environ: The environment; None: that of this process. Pass ``{}`` to read none.
         :param flag_origin: What to call the first source: ``flag``, or ``argument`` in Python.
+        :param recorded: Those of an earlier run, weaker than ``flags`` only.
         :raises ConfigError: for an unknown key (with the nearest name), or a value out of range.
         :raises NotSupported: for a group size above 1.
         """
@@ -223,7 +225,7 @@ class EngineConfig:
         layers = [env_values]
         if file is not None:
             layers.append(_from_file(Path(file)))
-        layers.append(_from_flags(flags or {}, flag_origin))
+        layers += [_from_flags(recorded or {}, "the results"), _from_flags(flags or {}, flag_origin)]
         for layer in layers:
             for key, (raw, origin, source) in layer.items():
                 values[key] = read_value(key, known[key], raw, source)
@@ -367,7 +369,8 @@ def _from_flags(flags: Mapping[str, object], origin: str) -> _Layer:
     layer: _Layer = {}
     for key, raw in flags.items():
         if raw is not None:
-            source = "--" + key.replace("_", "-") if origin == "flag" else f"{origin} {key}"
+            names = {"flag": "--" + key.replace("_", "-"), "the results": f"{key} in the results"}
+            source = names.get(origin, f"{origin} {key}")
             layer[key] = (raw, origin, source)
     return layer
 

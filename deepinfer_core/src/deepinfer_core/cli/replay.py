@@ -38,8 +38,7 @@ def replay(context: click.Context, results: str) -> int:
     recorded = read_results(results)
     run = recorded.run
     held = {"model": run.get("model"), "backend": run.get("backend"), "max_model_len": run.get("max_model_len")}
-    state.flags = {**held, **run.get("settings", {}), **state.flags}
-    config = state.resolve()
+    config = state.resolve({**held, **run.get("settings", {})})
     if config.model is not None:
         _require_model(run, Path(config.model).expanduser())  # before its weights are read
     with load_llm(config, SamplingParams()) as llm:

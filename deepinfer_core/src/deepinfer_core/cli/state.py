@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
@@ -32,9 +32,9 @@ class CommandState:
     json: bool = False
     debug: bool = False
 
-    def resolve(self) -> EngineConfig:
-        """The settings, from all sources; warnings go to standard error."""
-        config = EngineConfig.resolve(self.flags, file=self.config_file)
+    def resolve(self, recorded: Mapping[str, object] | None = None) -> EngineConfig:
+        """The settings, from all sources; warnings go to standard error. ``recorded``: those of an earlier run."""
+        config = EngineConfig.resolve(self.flags, file=self.config_file, recorded=recorded)
         self.debug = config.debug
         for line in config.warnings:
             sys.stderr.write(f"deepinfer: {line}\n")

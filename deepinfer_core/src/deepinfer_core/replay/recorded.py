@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from attrs import frozen
 
 from deepinfer_core.errors import DeepInferError, InvalidInputFile
+from deepinfer_core.parameter_values import INT32_MAX
 from deepinfer_core.replay.run import FORMAT
 from deepinfer_core.sampling_params import SamplingParams
 
@@ -127,6 +129,10 @@ def _request(record: Mapping[str, Any], line: int) -> RecordedRequest | None:
         raise _wrong(line, "has stops_between that is no pair", "")
     opening, closing = (None if item is None else _ids([item], "stops_between", line)[0] for item in between)
     prompt = _ids(record.get("prompt_token_ids"), "prompt_token_ids", line)
+    longest = max(len(answer.token_ids) for answer in answers)
+    if not prompt or longest > params.max_tokens:
+        detail = f"{longest} tokens of an answer, of at most {params.max_tokens}"
+        raise _wrong(line, f"has a prompt of {len(prompt)} tokens and {detail}", "")
     return RecordedRequest(line, str(record.get("id")), prompt, params, answers, (opening, closing))
 
 
@@ -144,8 +150,10 @@ def _answer(record: Mapping[str, Any], line: int) -> RecordedAnswer:
             logprobs = tuple(float(item["logprob"]) for item in items)
             if items and all("sum_smaller" in item for item in items):
                 smaller = tuple(float(item["sum_smaller"]) for item in items)
-        except (TypeError, KeyError, ValueError):
+        except (TypeError, KeyError, ValueError, OverflowError):
             raise _wrong(line, "has logprobs that are none", "") from None
+        if not all(map(math.isfinite, (*logprobs, *(smaller or ())))):
+            raise _wrong(line, "has logprobs that are not finite", "")
     verified, accepted = (_ids(record.get(f"{name}_drafts", []), f"{name}_drafts", line) for name in COUNTED)
     if len(verified) != len(accepted):
         raise _wrong(line, "has verified_drafts and accepted_drafts of different lengths", "")
@@ -156,8 +164,8 @@ def _ids(value: object, name: str, line: int) -> tuple[int, ...]:
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise _wrong(line, f"has no {name}", "")
     for item in value:
-        if isinstance(item, bool) or not isinstance(item, int) or item < 0:
-            raise _wrong(line, f"has {item!r} among its {name}", "token ids are integers >= 0")
+        if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item <= INT32_MAX:
+            raise _wrong(line, f"has {item!r:.80} among its {name}", f"token ids are integers from 0 to {INT32_MAX}")
     return tuple(value)
 
 
