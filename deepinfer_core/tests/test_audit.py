@@ -64,7 +64,7 @@ def line(items: list[dict[str, float]], *, seed: int = 1, **params: Any) -> dict
         "finish_detail": "max_tokens",
         "logprobs": items,
         "prompt_token_ids": [1, 2, 3],
-        "params": {"seed": seed, **params},
+        "params": {"seed": seed, "max_tokens": max(1, len(items)), **params},
         "run": {"format": 1, "settings": {}, "versions": {}},
     }
 

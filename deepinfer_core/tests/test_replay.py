@@ -83,8 +83,9 @@ def edit(path: Path, change: Change) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def scored(row: dict[str, Any], logprob: float) -> None:
-    row["logprobs"] = [{"token_id": token, "logprob": logprob} for token in row["token_ids"]]
+def scored(row: dict[str, Any], logprob: float, smaller: float = 0.5) -> None:
+    values = {"logprob": logprob, "sum_smaller": smaller}
+    row["logprobs"] = [{"token_id": token, **values} for token in row["token_ids"]]
 
 
 # --- equal ------------------------------------------------------------------------------------------------------
@@ -270,6 +271,7 @@ def test_file_that_was_cut_short_is_refused_with_the_line(run: Run, results: Pat
         (lambda rows: rows[0].update(logprobs=[1]), "line 1 has logprobs that do not fit its tokens"),
         (lambda rows: scored(rows[0], 10**400), "line 1 has logprobs that are none"),
         (lambda rows: scored(rows[0], math.nan), "line 1 has logprobs that are not finite"),
+        (lambda rows: scored(rows[0], -1.0, math.inf), "line 1 has logprobs that are not finite"),
         (lambda rows: rows[0]["token_ids"].append(2**31), "line 1 has 2147483648 among its token_ids"),
         (lambda rows: rows[0].update(prompt_token_ids=[]), "line 1 has a prompt of 0 tokens and "),
         (lambda rows: rows[2]["params"].update(max_tokens=3), " and 12 tokens of an answer, of at most 3"),
