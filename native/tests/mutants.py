@@ -122,8 +122,12 @@ MUTANTS = (
     ),
     Mutant("stale_rows_count_as_live", "di_output.h", "r->seq->generation == r->generation && ", ""),
     Mutant(
-        "drafts_after_the_stop_are_kept", "di_commit.c", "j <= accepted && reason == DI_FINISH_NONE", "j <= accepted"
+        "drafts_after_the_stop_are_kept",
+        "di_commit.c",
+        "j < accepted + is_ok && reason == DI_FINISH_NONE",
+        "j < accepted + is_ok",
     ),
+    Mutant("token_of_a_failed_row_is_kept", "di_commit.c", "j < accepted + is_ok && ", "j <= accepted && "),
     Mutant("cached_counts_rejected_drafts", "di_append.c", "s->cached += n;", "s->cached += r->q;"),
     Mutant("stop_ids_go_on", "di_append.c", "uint32_t stops = may_stop(s, t->sampled[i]);", "uint32_t stops = 0;"),
     Mutant("kept_places_of_other_rows", "di_pack_decode.c", "is_even && step->n_placed == 0 &&", "is_even &&"),
@@ -191,7 +195,7 @@ MUTANTS = (
     Mutant("reused_keys_are_stored", "di_pack_prefill.c", "j * ratio < r->seq->store_from ? -1 : ", ""),
     Mutant("reset_is_forgotten", "di_prefix.c", "if (!x->is_on || s->chain_epoch != x->epoch)", "if (!x->is_on)"),
     Mutant("twin_chain_is_trusted", "di_prefix.c", "if (s->has_twins && ", "if (0 && "),
-    Mutant("bad_blocks_stay_offered", "di_commit.c", "        di_prefix_withdraw(&c->prefix, s);\n", ""),
+    Mutant("bad_blocks_stay_offered", "di_commit.c", "    di_prefix_withdraw(&c->prefix, s);\n", ""),
     Mutant("clone_source_is_let_go", "di_fork.c", "di_pool_release(p, unit, step);", "di_pool_release(p, unit, 0);"),
     Mutant("rejected_drafts_are_overlooked", "di_fork.c", "(f ? f * q - 1 : q - 2);", "(f ? f * q - 1 : -1);"),
     Mutant("history_lost_by_preemption", "di_policy_decode.c", "s->holds = s->is_counted = 0;", "s->holds = 0;"),
