@@ -143,7 +143,10 @@ def test_one_legal_token_has_a_finite_logprob_and_strict_json() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--repetition-penalty", "0"], "repetition_penalty is 0.0; allowed: a finite number > 0 (1 is off), in 32 bits"),
+        (
+            ["--repetition-penalty", "0"],
+            "repetition_penalty is 0.0; allowed: a finite number > 0 (1 is off), in 32 bits",
+        ),
         (["--presence-penalty", "2.5"], "presence_penalty is 2.5; allowed: a number from -2 to 2"),
         (
             ["--logit-bias", "x=1"],
