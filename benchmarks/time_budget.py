@@ -22,8 +22,8 @@ from typing import Any
 from decode import machine, numbers, prompts
 
 from deepinfer_core import LLM, SamplingParams
-from deepinfer_core.prompts import inputs_of
-from deepinfer_core.runs import Stream
+from deepinfer_core.requests.prompts import inputs_of
+from deepinfer_core.requests.runs import Stream
 
 FIRST_TOKENS = 5
 

@@ -14,7 +14,7 @@ from tokenizers import AddedToken
 
 from deepinfer_contracts import SamplerOutput
 from deepinfer_core.llm import LLM
-from deepinfer_core.tokenizer import Tokenizer
+from deepinfer_core.text.tokenizer import Tokenizer
 
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 THINK, END = "<think>", "</think>"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deepinfer_core.tokenizer import Tokenizer
+from deepinfer_core.text.tokenizer import Tokenizer
 
 # Pytest runs in importlib mode, which adds no path: the helper modules of this folder are found here.
 sys.path.insert(0, str(Path(__file__).parent))

@@ -22,9 +22,9 @@ from deepinfer_contracts import RowStatus, SamplerOutput
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import CapacityError
 from deepinfer_core.llm import LLM
-from deepinfer_core.outputs import RequestOutput
 from deepinfer_core.plugins.grammars import no_engine
-from deepinfer_core.tokenizer import Tokenizer
+from deepinfer_core.requests.outputs import RequestOutput
+from deepinfer_core.text.tokenizer import Tokenizer
 from deepinfer_core.types import CacheLayer, CacheSpec, Capabilities, ModelCard, SchedulerHints
 
 EOS = 256

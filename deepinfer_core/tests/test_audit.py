@@ -17,9 +17,9 @@ from verified_toys import SPOILT, VerifiedParts, verified_parts
 from deepinfer_core.audit import acceptance, check_uniformity, collect, summarise
 from deepinfer_core.audit.draws import Draws
 from deepinfer_core.cli import main
-from deepinfer_core.draft_report import DraftCounts
+from deepinfer_core.parameters.sampling_params import SamplingParams
+from deepinfer_core.pipeline.draft_report import DraftCounts
 from deepinfer_core.replay import RecordedAnswer, RecordedRequest
-from deepinfer_core.sampling_params import SamplingParams
 from deepinfer_core.types import ModelCard
 
 Command = Callable[..., tuple[int, str, str]]
@@ -271,7 +271,7 @@ def generate(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             made = verified_parts(config, SPOILT["in rotation"], card=card)
             return Parts(**{field.name: getattr(made, field.name) for field in attrs.fields(VerifiedParts)})
 
-        monkeypatch.setattr("deepinfer_core.assembly.assemble", assemble)
+        monkeypatch.setattr("deepinfer_core.assembly.assemble.assemble", assemble)
         out = tmp_path / "results.jsonl"
         more = ("--sum-smaller", "--logprobs", "--ignore-eos", "--max-num-seqs", 32, "--block-size", 4)
         status, _, err = command(

@@ -12,11 +12,11 @@ import pytest
 from engine_toys import BLOCK, Faulty, ToyBackend, ToyParts, byte_tokenizer, small_pool, toy_llm
 
 from deepinfer_contracts import ContractMismatch
-from deepinfer_core.build import build_engine
+from deepinfer_core.assembly.build import build_engine
+from deepinfer_core.assembly.native_core import load_native, make_core
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import CapacityError, ConfigError, ContractError, DeepInferError, EngineError
 from deepinfer_core.llm import LLM
-from deepinfer_core.native_core import load_native, make_core
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_missing_library_says_how_to_get_it(without_native: list[Exception]) -> 
 
 
 @pytest.mark.parametrize(
-    "start", ["import deepinfer_core.llm", "import deepinfer_core.native_core as n; n.load_native()"]
+    "start", ["import deepinfer_core.llm", "import deepinfer_core.assembly.native_core as n; n.load_native()"]
 )
 def test_missing_contracts_are_the_error_that_listing_the_plugins_gives(start: str) -> None:
     code = (

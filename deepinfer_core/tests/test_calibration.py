@@ -15,8 +15,8 @@ from deepinfer_core.calibration.measure import Point, Stopwatch, measure
 from deepinfer_core.calibration.plan import Batch, batches_of, chunks_of
 from deepinfer_core.calibration.profile import Profile, load, profile_key, save
 from deepinfer_core.errors import ConfigError, EngineError
-from deepinfer_core.prompts import inputs_of
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.parameters.sampling_params import SamplingParams
+from deepinfer_core.requests.prompts import inputs_of
 from deepinfer_core.types import SchedulerHints
 from deepinfer_native import AttentionKind, CostModel, CostRow
 

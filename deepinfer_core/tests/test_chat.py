@@ -15,7 +15,7 @@ from engine_toys import toy_llm
 from deepinfer_core.chat import AnswerDelta, ChatOutput
 from deepinfer_core.errors import InvalidParameter, LibraryMissing, ModelCannotChat
 from deepinfer_core.llm import LLM
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.parameters.sampling_params import SamplingParams
 
 pytest.importorskip("deepseek_recipe", reason="pip install 'deepinfer-core[chat]' to test chat")
 

@@ -54,7 +54,7 @@ def run(
             parts.model.check_prompt = lambda ids: prompts.append(list(ids))
             return parts
 
-        monkeypatch.setattr("deepinfer_core.assembly.assemble", assemble)
+        monkeypatch.setattr("deepinfer_core.assembly.assemble.assemble", assemble)
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         status = main([*map(str, arguments)])
         out, err = capfdbinary.readouterr()

@@ -13,7 +13,7 @@ from chat_toys import END, chat_llm, chat_tokenizer
 from deepinfer_core.chat import ChatOptions, Conversation
 from deepinfer_core.errors import InvalidParameter
 from deepinfer_core.llm import LLM
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.parameters.sampling_params import SamplingParams
 
 pytest.importorskip("deepseek_recipe", reason="pip install 'deepinfer-core[chat]' to test chat")
 

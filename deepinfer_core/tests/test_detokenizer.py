@@ -7,8 +7,8 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepinfer_core.detokenizer import Detokenizer, incomplete_tail
-from deepinfer_core.tokenizer import Tokenizer
+from deepinfer_core.text.detokenizer import Detokenizer, incomplete_tail
+from deepinfer_core.text.tokenizer import Tokenizer
 
 BYTES = [bytes([value]) for value in range(256)]
 

@@ -7,8 +7,8 @@ from drafting_toys import whole_text
 from engine_toys import ids, prompts_of, toy_llm
 from verified_toys import SPOILT, verified_llm
 
-from deepinfer_core.draft_report import DraftReport
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.parameters.sampling_params import SamplingParams
+from deepinfer_core.pipeline.draft_report import DraftReport
 
 pytest.importorskip("torch", reason="the sampler is plain torch")
 pytest.importorskip("deepinfer_samplers", reason="the sampler is a plugin")

@@ -9,10 +9,10 @@ from drafted_toys import DraftedModel, DrawingSampler, Spoil
 from drafting_toys import DRAFT_RING, DraftingBackend, draft_hints, whole_text
 from engine_toys import BLOCK, check_idle, ids, prompts_of, toy_llm
 
-from deepinfer_core import build
+from deepinfer_core.assembly import build
+from deepinfer_core.assembly.native_core import make_core
 from deepinfer_core.llm import LLM
-from deepinfer_core.native_core import make_core
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.parameters.sampling_params import SamplingParams
 from deepinfer_core.types import CacheLayer, CacheSpec
 
 pytest.importorskip("torch", reason="the ops of two steps in flight are plain torch")

@@ -11,7 +11,7 @@ from engine_toys import BLOCK, BOS, EOS, TOKENS, check_idle, ids, prompts_of, sm
 
 from deepinfer_core.errors import InvalidParameter
 from deepinfer_core.llm import LLM
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.parameters.sampling_params import SamplingParams
 
 LONG = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
 

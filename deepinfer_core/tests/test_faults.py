@@ -24,7 +24,7 @@ from engine_toys import (
 
 from deepinfer_core.errors import BackendError, EngineError, NotSupported
 from deepinfer_core.llm import LLM
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.parameters.sampling_params import SamplingParams
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 CALLS = {

@@ -12,7 +12,7 @@ from engine_toys import Faulty, check_idle, ids, prompts_of, small_pool, solo_to
 from slow_device import Device, QueuedModel, slow_parts
 
 from deepinfer_core.llm import LLM
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.parameters.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("overlap")
 

@@ -15,7 +15,7 @@ import pytest
 from engine_toys import EOS, Faulty, ToyModel, ToyParts, save_tokenizer, solo_tokens
 
 from deepinfer_core.cli import main
-from deepinfer_core.prompts import MAX_LINE_BYTES
+from deepinfer_core.requests.prompts import MAX_LINE_BYTES
 from deepinfer_core.types import ModelCard
 
 Run = Callable[..., tuple[int, bytes, str]]
@@ -45,7 +45,7 @@ def run(
         sys.stderr.write("backend: toy (test)\n")
         return ToyParts(config, card=card, **parts)
 
-    monkeypatch.setattr("deepinfer_core.assembly.assemble", assemble)
+    monkeypatch.setattr("deepinfer_core.assembly.assemble.assemble", assemble)
 
     def call(*arguments: object, stdin: bytes = b"") -> tuple[int, bytes, str]:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))

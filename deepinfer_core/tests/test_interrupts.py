@@ -16,8 +16,8 @@ from deepinfer_core.interrupts import (
     forget_interrupt,
     raise_swallowed,
 )
-from deepinfer_core.prompts import inputs_of
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.parameters.sampling_params import SamplingParams
+from deepinfer_core.requests.prompts import inputs_of
 
 
 @pytest.fixture

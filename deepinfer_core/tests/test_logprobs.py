@@ -12,11 +12,11 @@ from engine_toys import EOS, TOKENS, VOCAB, Faulty, ToyModel, ToySampler, check_
 from scoring_toys import ScoringSampler, solo, solo_prompt
 from tiny_grammar import TinyEngine
 
-from deepinfer_core.finish_detail import FinishDetail
 from deepinfer_core.llm import LLM
+from deepinfer_core.parameters.sampling_params import SamplingParams
 from deepinfer_core.pipeline import prompt_scores
-from deepinfer_core.sampling_params import SamplingParams
-from deepinfer_core.token_logprobs import FLOOR
+from deepinfer_core.requests.finish_detail import FinishDetail
+from deepinfer_core.requests.token_logprobs import FLOOR
 
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": False}
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from deepinfer_core.assembly.memory import PoolPlan, plan_pools
 from deepinfer_core.errors import CapacityError
-from deepinfer_core.memory import PoolPlan, plan_pools
 from deepinfer_core.types import CacheLayer, CacheSpec
 
 SPECS = [

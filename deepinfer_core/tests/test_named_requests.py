@@ -12,8 +12,8 @@ from engine_toys import TOKENS, ToyParts, ToySampler, byte_tokenizer, check_idle
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import InvalidParameter, PluginMissing
 from deepinfer_core.llm import LLM
-from deepinfer_core.named_parts import MAX_FILTERS, NamedPart
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.parameters.named_parts import MAX_FILTERS, NamedPart
+from deepinfer_core.parameters.sampling_params import SamplingParams
 
 PROMPTS = prompts_of(4, 9)
 

@@ -26,7 +26,7 @@ from slow_device import ReuseWatch, slow_parts
 
 from deepinfer_core.errors import EngineError, UnsupportedOp
 from deepinfer_core.llm import LLM
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.parameters.sampling_params import SamplingParams
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 ENDLESS: frozenset[int] = frozenset()

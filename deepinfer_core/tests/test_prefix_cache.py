@@ -31,7 +31,7 @@ from engine_toys import (
 
 from deepinfer_core.errors import ConfigError, EngineError, NotSupported
 from deepinfer_core.llm import LLM
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.parameters.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
@@ -263,6 +263,6 @@ def test_record_says_what_was_saved() -> None:
 
 
 def _inputs(prompt: list[int], count: int) -> list[object]:
-    from deepinfer_core.prompts import PromptInput
+    from deepinfer_core.requests.prompts import PromptInput
 
     return [PromptInput(tuple(prompt), GREEDY)] * count

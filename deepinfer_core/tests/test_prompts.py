@@ -7,11 +7,11 @@ import io
 import numpy as np
 import pytest
 
-from deepinfer_core import prompts as prompts_module
 from deepinfer_core.errors import DeepInferError, InvalidParameter, InvalidPrompt
-from deepinfer_core.prompts import PromptInput, encode_prompt, inputs_of, read_jsonl, read_text
-from deepinfer_core.sampling_params import SamplingParams
-from deepinfer_core.tokenizer import Tokenizer
+from deepinfer_core.parameters.sampling_params import SamplingParams
+from deepinfer_core.requests import prompts as prompts_module
+from deepinfer_core.requests.prompts import PromptInput, encode_prompt, inputs_of, read_jsonl, read_text
+from deepinfer_core.text.tokenizer import Tokenizer
 
 PARAMS = SamplingParams(max_tokens=7)
 

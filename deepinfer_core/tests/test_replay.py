@@ -16,12 +16,12 @@ import pytest
 from chat_toys import END, chat_parts, chat_tokenizer, save_chat_tokenizer
 from engine_toys import ToyParts, save_tokenizer
 
-from deepinfer_core import fingerprint as fingerprint_module
+from deepinfer_core.assembly import fingerprint as fingerprint_module
+from deepinfer_core.assembly.fingerprint import model_fingerprint
 from deepinfer_core.cli import main
-from deepinfer_core.fingerprint import model_fingerprint
+from deepinfer_core.parameters.sampling_params import SamplingParams
 from deepinfer_core.replay import read_results
 from deepinfer_core.replay.run import params_record
-from deepinfer_core.sampling_params import SamplingParams
 from deepinfer_core.types import ModelCard
 
 Run = Callable[..., tuple[int, str, str]]
@@ -53,7 +53,7 @@ def run(
         card = ModelCard(path=model_dir, architecture="Toy", model_type="toy", config={})
         return ToyParts(config, card=card, **parts)
 
-    monkeypatch.setattr("deepinfer_core.assembly.assemble", assemble)
+    monkeypatch.setattr("deepinfer_core.assembly.assemble.assemble", assemble)
 
     def call(*arguments: object, stdin: bytes = b"") -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))

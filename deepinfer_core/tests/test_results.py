@@ -7,9 +7,9 @@ import json
 from collections import deque
 
 from deepinfer_core.cli.results import OrderedWriter, Progress, json_line
-from deepinfer_core.detokenizer import Detokenizer
-from deepinfer_core.requests import Request
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.parameters.sampling_params import SamplingParams
+from deepinfer_core.requests.request import Request
+from deepinfer_core.text.detokenizer import Detokenizer
 
 TABLE = [bytes([value]) for value in range(256)]
 

@@ -10,9 +10,9 @@ import pytest
 from engine_toys import Faulty, ToyModel, ToySampler, check_idle, ids, prompts_of, small_pool, solo_tokens, toy_llm
 
 from deepinfer_core.llm import LLM
-from deepinfer_core.outputs import RequestOutput
-from deepinfer_core.sampling_params import SamplingParams
-from deepinfer_core.seeds import mix, request_seed, sample_seed
+from deepinfer_core.parameters.sampling_params import SamplingParams
+from deepinfer_core.requests.outputs import RequestOutput
+from deepinfer_core.requests.seeds import mix, request_seed, sample_seed
 
 G = 0x9E3779B97F4A7C15
 PARAMS = SamplingParams(temperature=1, max_tokens=12, seed=9, ignore_eos=True)
@@ -266,7 +266,7 @@ def test_engine_that_breaks_ends_waiting_samples_too(monkeypatch: pytest.MonkeyP
 
 
 def _input(prompt: list[int], params: SamplingParams) -> Any:
-    from deepinfer_core.prompts import PromptInput
+    from deepinfer_core.requests.prompts import PromptInput
 
     return PromptInput(tuple(prompt), params)
 

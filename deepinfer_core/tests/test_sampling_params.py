@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from deepinfer_core.errors import InvalidParameter
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.parameters.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from deepinfer_core import memory
+from deepinfer_core.assembly import memory
 from deepinfer_core.llm import LLM
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.parameters.sampling_params import SamplingParams
 
 NEEDED = ("torch", "deepinfer_cpu", "deepinfer_v41", "deepinfer_samplers")
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]

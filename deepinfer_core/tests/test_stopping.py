@@ -8,8 +8,8 @@ import pytest
 from engine_toys import EOS, TOKENS, VOCAB, ToyModel, check_idle, solo_tokens, toy_llm
 
 from deepinfer_core.llm import LLM
-from deepinfer_core.outputs import RequestOutput
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.parameters.sampling_params import SamplingParams
+from deepinfer_core.requests.outputs import RequestOutput
 
 pytestmark = pytest.mark.usefixtures("overlap")
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepinfer_core.stops import StopScanner
+from deepinfer_core.text.stops import StopScanner
 
 
 def plain_search(text: str, stops: list[str]) -> tuple[str, str | None]:

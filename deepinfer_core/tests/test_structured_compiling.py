@@ -12,14 +12,14 @@ from attrs import evolve
 from engine_toys import check_idle, solo_tokens
 from grammar_toys import FakeClock, Gates, grammar_llm
 
-from deepinfer_core import admission
 from deepinfer_core.engine import Engine
 from deepinfer_core.llm import LLM
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.parameters.sampling_params import SamplingParams
+from deepinfer_core.requests import admission
+from deepinfer_core.requests.submission import submit
 from deepinfer_core.structured import compiling, manager
 from deepinfer_core.structured.compiling import CompileService
 from deepinfer_core.structured.waiting import WaitingForGrammar
-from deepinfer_core.submission import submit
 
 FREE = SamplingParams(temperature=0, max_tokens=6)
 SLOW = SamplingParams(regex="slow", temperature=0, max_tokens=9)
@@ -223,7 +223,7 @@ def test_abort_of_some_samples_while_the_grammar_compiles_starts_the_others(gate
 
 
 def prompts_in(text: str, params: SamplingParams) -> list[Any]:
-    from deepinfer_core.prompts import PromptInput
+    from deepinfer_core.requests.prompts import PromptInput
 
     return [PromptInput(text, params)]
 

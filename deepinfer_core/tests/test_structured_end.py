@@ -11,7 +11,7 @@ from engine_toys import (
 )
 from grammar_toys import grammar_llm
 
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.parameters.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("overlap")
 

@@ -13,8 +13,8 @@ from scoring_toys import ScoringSampler
 from tiny_grammar import TinyEngine
 
 from deepinfer_core.errors import HookReturnError
-from deepinfer_core.outputs import RequestOutput
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.parameters.sampling_params import SamplingParams
+from deepinfer_core.requests.outputs import RequestOutput
 
 pytestmark = pytest.mark.usefixtures("overlap")
 

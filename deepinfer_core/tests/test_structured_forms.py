@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from deepinfer_core.errors import InvalidParameter
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.parameters.sampling_params import SamplingParams
 from deepinfer_core.structured.forms import RESPONSE_FORMATS, SCHEMA_TYPES, StructuredOutput
 from deepinfer_core.structured.sizes import MAX_BYTES, MAX_DEPTH, MAX_EXPANDED, measure
 

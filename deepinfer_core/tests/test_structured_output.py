@@ -31,7 +31,7 @@ from tiny_grammar import bits
 from deepinfer_contracts import Level
 from deepinfer_core.errors import NotSupported
 from deepinfer_core.llm import LLM
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.parameters.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("overlap")
 

@@ -12,7 +12,7 @@ from engine_toys import EOS, byte_tokenizer, toy_llm
 from grammar_toys import FakeClock, Gates, grammar_llm
 from tiny_grammar import TinyEngine
 
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.parameters.sampling_params import SamplingParams
 from deepinfer_core.structured import compiling, manager
 from deepinfer_core.structured.cache import GrammarCache
 from deepinfer_core.structured.compiling import CompileService, NoCapacity

@@ -14,7 +14,7 @@ from engine_toys import Faulty, ToyBackend, ToyModel, check_idle, ids, prompts_o
 
 from deepinfer_core.errors import HiddenSync, UnsupportedFeature
 from deepinfer_core.llm import LLM
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.parameters.sampling_params import SamplingParams
 
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="backend cpu runs on torch")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deepinfer_core.errors import TokenizerError
-from deepinfer_core.tokenizer import Tokenizer
+from deepinfer_core.text.tokenizer import Tokenizer
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from drafting_toys import whole_text
 from engine_toys import check_idle, ids, prompts_of
 from verified_toys import SPOILT, verified_llm
 
-from deepinfer_core import build
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.assembly import build
+from deepinfer_core.parameters.sampling_params import SamplingParams
 
 pytest.importorskip("torch", reason="the sampler is plain torch")
 pytest.importorskip("deepinfer_samplers", reason="the sampler is a plugin")

@@ -10,7 +10,7 @@ from typing import Any
 from chat_toys import chat_parts, chat_tokenizer
 from engine_toys import ToyParts
 
-from deepinfer_core import assembly
+from deepinfer_core.assembly import assemble as assembly
 from deepinfer_core.cli import main
 from deepinfer_core.types import ModelCard
 

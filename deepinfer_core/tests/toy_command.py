@@ -12,7 +12,7 @@ from typing import Any
 
 from engine_toys import ToyParts
 
-from deepinfer_core import assembly
+from deepinfer_core.assembly import assemble as assembly
 from deepinfer_core.cli import main
 from deepinfer_core.types import ModelCard
 

@@ -13,7 +13,7 @@ import pytest
 from attrs import frozen
 
 from deepinfer_core import LLM, RequestOutput, SamplingParams
-from deepinfer_core.outputs import Completion
+from deepinfer_core.requests.outputs import Completion
 
 Proposals = dict[tuple[int, int], tuple[bytes, bytes | None]]
 """(seed, position) -> draft ids and confidences that a step proposed there, as bytes."""

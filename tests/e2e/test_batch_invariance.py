@@ -14,7 +14,8 @@ import pytest
 from attrs import evolve
 from e2e_invariance import Case, Proposals, kept_proposals, neighbours, outputs_of, require_equal, subjects
 
-from deepinfer_core import LLM, RequestOutput, build
+from deepinfer_core import LLM, RequestOutput
+from deepinfer_core.assembly import build
 from deepinfer_core.calibration.verify_curve import VerifyCurve
 
 pytestmark = pytest.mark.timeout(300)  # seconds on an idle machine, minutes on a crowded one

@@ -14,7 +14,8 @@ import pytest
 from attrs import evolve
 from e2e_workload import Job, Result, comparable, run_jobs, workload
 
-from deepinfer_core import LLM, SamplingParams, build
+from deepinfer_core import LLM, SamplingParams
+from deepinfer_core.assembly import build
 from deepinfer_core.calibration.verify_curve import VerifyCurve
 
 pytestmark = pytest.mark.timeout(300)  # seconds on an idle machine, minutes on a crowded one

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from e2e_workload import Job, Result, comparable, pool_of, run_jobs, workload
 
-from deepinfer_core import LLM, memory
+from deepinfer_core import LLM
+from deepinfer_core.assembly import memory
 
 pytestmark = pytest.mark.timeout(300)  # seconds on an idle machine, minutes on a crowded one
 

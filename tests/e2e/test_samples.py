@@ -7,7 +7,8 @@ import random
 import pytest
 from e2e_workload import pool_of
 
-from deepinfer_core import LLM, RequestOutput, SamplingParams, memory
+from deepinfer_core import LLM, RequestOutput, SamplingParams
+from deepinfer_core.assembly import memory
 
 pytestmark = pytest.mark.timeout(300)  # seconds on an idle machine, minutes on a crowded one
 

@@ -9,7 +9,7 @@ from importlib import metadata
 import pytest
 
 from deepinfer_core import LLM, SamplingParams
-from deepinfer_core.assembly import assemble
+from deepinfer_core.assembly.assemble import assemble
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.plugins.discovery import installed_entry_points
 from deepinfer_core.plugins.manager import PluginManager

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from deepinfer_core.hookspecs import hookimpl
     from deepinfer_core.llm import LLM
-    from deepinfer_core.outputs import RequestOutput, StreamChunk
-    from deepinfer_core.sampling_params import SamplingParams
+    from deepinfer_core.parameters.sampling_params import SamplingParams
+    from deepinfer_core.requests.outputs import RequestOutput, StreamChunk
 
 API_VERSION = (1, 0)
 """Version of the plugin API (major, minor), apart from package versions (``spec/plugins.md`` 6)."""
@@ -20,9 +20,9 @@ API_VERSION = (1, 0)
 _LAZY = {
     "hookimpl": "deepinfer_core.hookspecs",
     "LLM": "deepinfer_core.llm",
-    "SamplingParams": "deepinfer_core.sampling_params",
-    "RequestOutput": "deepinfer_core.outputs",
-    "StreamChunk": "deepinfer_core.outputs",
+    "SamplingParams": "deepinfer_core.parameters.sampling_params",
+    "RequestOutput": "deepinfer_core.requests.outputs",
+    "StreamChunk": "deepinfer_core.requests.outputs",
 }
 
 __all__ = ["API_VERSION", "LLM", "RequestOutput", "SamplingParams", "StreamChunk", "hookimpl"]

@@ -382,7 +382,7 @@ def _guess(key: str) -> str:
 
 def _of_requests(keys: Iterable[str]) -> str:
     """The remedy where one of ``keys`` belongs to a request, not to an engine; else empty."""
-    from deepinfer_core.sampling_params import SamplingParams  # only for a message
+    from deepinfer_core.parameters.sampling_params import SamplingParams  # only for a message
 
     for key in keys:
         name = {"num_samples": "n"}.get(key, key)

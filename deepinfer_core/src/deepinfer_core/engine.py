@@ -20,28 +20,28 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, Self
 
-from deepinfer_core.admission import Admission
-from deepinfer_core.draft_report import DraftCounter, DraftReport
-from deepinfer_core.emission import Emitter
+from deepinfer_core.assembly.prefix import PrefixCacheReport
 from deepinfer_core.errors import ConfigError, DeepInferError, EngineError
 from deepinfer_core.interfaces import StepObserver
-from deepinfer_core.named_requests import NamedRequests, explained
+from deepinfer_core.parameters.sampling_params import SamplingParams
 from deepinfer_core.pipeline import CurveFeedback, Machinery, PhaseTimes, StepFault, StepRecord
 from deepinfer_core.pipeline.collect import collect, nothing, refused, settle
+from deepinfer_core.pipeline.draft_report import DraftCounter, DraftReport
 from deepinfer_core.pipeline.faults import internal_fault
 from deepinfer_core.pipeline.forward import forward
 from deepinfer_core.pipeline.meter import StepMeter
 from deepinfer_core.pipeline.record import launch
 from deepinfer_core.pipeline.sample import sample
 from deepinfer_core.pipeline.schedule import schedule
-from deepinfer_core.prefix import PrefixCacheReport
-from deepinfer_core.requests import Request, too_long
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.requests.admission import Admission
+from deepinfer_core.requests.emission import Emitter
+from deepinfer_core.requests.named_requests import NamedRequests, explained
+from deepinfer_core.requests.request import Request, too_long
+from deepinfer_core.requests.submission import check_params
 from deepinfer_core.step_choice import LocalChooser, StepChooser
 from deepinfer_core.structured.manager import WAIT_S, GrammarManager
 from deepinfer_core.structured.report import GrammarReport
-from deepinfer_core.submission import check_params
-from deepinfer_core.tokenizer import Tokenizer
+from deepinfer_core.text.tokenizer import Tokenizer
 
 MAX_EMPTY_STEPS = 4
 """Schedule calls in a row that may come back with nothing to run and nothing ended; more is a fault."""

@@ -14,7 +14,7 @@ import pluggy
 if TYPE_CHECKING:
     from deepinfer_core.config import EngineConfig
     from deepinfer_core.interfaces import Backend, GrammarEngine, LogitsFilter, Model, RowSampler, Sampler
-    from deepinfer_core.tokenizer import Tokenizer
+    from deepinfer_core.text.tokenizer import Tokenizer
     from deepinfer_core.types import (
         CacheSpec,
         DoctorCheck,

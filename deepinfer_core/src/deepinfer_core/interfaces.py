@@ -127,7 +127,7 @@ class Sampler(Protocol):
 
     A sampler may have ``sample_with(logits, inputs, parts)``, which is not required of it: the engine calls it in place
     of ``sample`` for a step in which requests name row samplers or logits filters. ``parts`` maps the place of such a
-    request in the step to its ``deepinfer_core.request_parts.RequestParts``.
+    request in the step to its ``deepinfer_core.requests.request_parts.RequestParts``.
 
     A sampler may have ``host_inputs = True``, which is not required of it: it then gets the inputs as the core packed
     them, in host memory, and decides without waiting for a device what has to be computed.

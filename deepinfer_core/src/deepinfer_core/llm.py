@@ -9,26 +9,26 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from deepinfer_core.outputs import RequestOutput
-from deepinfer_core.prompts import Prompt, PromptInput, inputs_of
-from deepinfer_core.requests import Request
-from deepinfer_core.runs import Run, Stream
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.parameters.sampling_params import SamplingParams
+from deepinfer_core.requests.outputs import RequestOutput
+from deepinfer_core.requests.prompts import Prompt, PromptInput, inputs_of
+from deepinfer_core.requests.request import Request
+from deepinfer_core.requests.runs import Run, Stream
 
 if TYPE_CHECKING:
-    from deepinfer_core.build import Built
+    from deepinfer_core.assembly.build import Built
+    from deepinfer_core.assembly.parts import Parts
+    from deepinfer_core.assembly.prefix import PrefixCacheReport
     from deepinfer_core.chat.conversation import Conversation
     from deepinfer_core.chat.options import ChatOptions
     from deepinfer_core.chat.outputs import ChatOutput
     from deepinfer_core.chat.prompt import ChatEncoder, ChatPrompt
     from deepinfer_core.chat.results import ChatStream
     from deepinfer_core.config import EngineConfig
-    from deepinfer_core.draft_report import DraftReport
-    from deepinfer_core.parts import Parts
     from deepinfer_core.pipeline import PhaseTimes
-    from deepinfer_core.prefix import PrefixCacheReport
+    from deepinfer_core.pipeline.draft_report import DraftReport
     from deepinfer_core.structured.report import GrammarReport
-    from deepinfer_core.tokenizer import Tokenizer
+    from deepinfer_core.text.tokenizer import Tokenizer
 
 Output = TypeVar("Output")
 Chat = Sequence[Mapping[str, object]] | Mapping[str, object]
@@ -53,9 +53,9 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, *, backend: str = "auto", **settings: object) -> None:
-        from deepinfer_core.assembly import assemble  # heavy: imports the chosen plugins
+        from deepinfer_core.assembly.assemble import assemble  # heavy: imports the chosen plugins
+        from deepinfer_core.assembly.native_core import load_native
         from deepinfer_core.config import EngineConfig
-        from deepinfer_core.native_core import load_native
 
         load_native()  # before the weights: a wrong build should not cost that time
         given = {"model": None if model is None else str(model), "backend": backend, **settings}
@@ -68,13 +68,13 @@ class LLM:
 
     @classmethod
     def from_assembly(cls, assembly: Parts, tokenizer: Tokenizer | None = None) -> Self:
-        """An LLM over parts that are already there (``deepinfer_core.assembly.Assembly``); it closes them."""
+        """An LLM over parts that are already there (``deepinfer_core.assembly.assemble.Assembly``); it closes them."""
         self = cls.__new__(cls)
         self._start(assembly, tokenizer)
         return self
 
     def _start(self, assembly: Parts, tokenizer: Tokenizer | None) -> None:
-        from deepinfer_core.build import build_engine  # needs the native core
+        from deepinfer_core.assembly.build import build_engine  # needs the native core
 
         self.assembly = assembly
         try:

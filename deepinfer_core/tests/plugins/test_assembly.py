@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deepinfer_core.assembly import assemble
+from deepinfer_core.assembly.assemble import assemble
 from deepinfer_core.errors import DeepInferError
 
 

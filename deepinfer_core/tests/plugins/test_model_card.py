@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from deepinfer_core.assembly.model_card import MAX_CONFIG_BYTES, read_model_card
 from deepinfer_core.errors import DeepInferError
-from deepinfer_core.model_card import MAX_CONFIG_BYTES, read_model_card
 
 
 def refusal(folder) -> DeepInferError:

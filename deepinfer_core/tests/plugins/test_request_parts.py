@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from deepinfer_core.assembly import Assembly
+from deepinfer_core.assembly.assemble import Assembly
 from deepinfer_core.errors import DeepInferError, HookReturnError, NotSupported, PluginError, PluginMissing
 from deepinfer_core.plugins.hooks import Hooks
-from deepinfer_core.request_parts import MAX_MADE, NamedPart, PartsMaker
+from deepinfer_core.requests.request_parts import MAX_MADE, NamedPart, PartsMaker
 
 ROW_SAMPLER = """
 from deepinfer_core import hookimpl

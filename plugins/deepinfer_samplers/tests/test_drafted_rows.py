@@ -15,7 +15,7 @@ import torch
 from samplers_drafting import Block, drafting_sampler, inputs_of, propose
 from samplers_sequence import history
 
-from deepinfer_core.request_parts import RequestParts
+from deepinfer_core.requests.request_parts import RequestParts
 from deepinfer_samplers.canonical import CanonicalSampler
 
 V, K, LENGTH, WIDE = 40, 4, 24, 3

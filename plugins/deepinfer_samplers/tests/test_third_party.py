@@ -9,7 +9,7 @@ import torch
 from samplers_sequence import history, step_inputs
 from samplers_step import logits_of
 
-from deepinfer_core.request_parts import RequestParts
+from deepinfer_core.requests.request_parts import RequestParts
 from deepinfer_samplers.canonical import CanonicalSampler
 
 V = 40

@@ -16,7 +16,7 @@ from v41_equal_draft import equal_to_the_model
 from v41_tiny import SMALL, edited, prompt, tiny_path
 
 from deepinfer_core.llm import LLM
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.parameters.sampling_params import SamplingParams
 
 K = 5
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 
 from attrs import frozen
 
+from deepinfer_core.parameters.sampling_params import GREEDY_BELOW
 from deepinfer_core.replay import RecordedRequest
-from deepinfer_core.sampling_params import GREEDY_BELOW
-from deepinfer_core.seeds import sample_seed
+from deepinfer_core.requests.seeds import sample_seed
 
 
 @frozen

@@ -8,7 +8,7 @@ import numpy as np
 from attrs import frozen
 
 from deepinfer_core.replay import RecordedAnswer
-from deepinfer_core.token_logprobs import FLOOR
+from deepinfer_core.requests.token_logprobs import FLOOR
 
 
 @frozen

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any
 
+from deepinfer_core.assembly.memory import PoolPlan
+from deepinfer_core.assembly.parts import Parts
 from deepinfer_core.calibration.budget import Measured, TimeBudget, time_budget
 from deepinfer_core.calibration.measure import Run
 from deepinfer_core.calibration.profile import host_facts, model_fingerprint
 from deepinfer_core.calibration.verify_curve import VerifyCurve, verify_curve
 from deepinfer_core.interfaces import StepObserver
-from deepinfer_core.memory import PoolPlan
-from deepinfer_core.parts import Parts
-from deepinfer_core.tokenizer import Tokenizer
+from deepinfer_core.text.tokenizer import Tokenizer
 
 SPEED_SETTINGS = (
     "numeric_mode",
@@ -100,9 +100,9 @@ def run_prompts(
     engine: Any, tokenizer: Tokenizer, prompts: list[list[int]], tokens: int, vocab_size: int, max_model_len: int
 ) -> None:
     """Generate ``tokens`` tokens for each prompt, all at once. Raises the error of a prompt that fails."""
-    from deepinfer_core.prompts import inputs_of  # the request side is not needed to build an engine otherwise
-    from deepinfer_core.runs import Run as Requests
-    from deepinfer_core.sampling_params import SamplingParams
+    from deepinfer_core.parameters.sampling_params import SamplingParams
+    from deepinfer_core.requests.prompts import inputs_of  # the request side is not needed to build an engine otherwise
+    from deepinfer_core.requests.runs import Run as Requests
 
     params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
     running = Requests(

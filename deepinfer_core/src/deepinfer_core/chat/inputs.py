@@ -13,8 +13,8 @@ from deepinfer_core.chat.conversation import Conversation
 from deepinfer_core.chat.options import NAMES, ChatOptions
 from deepinfer_core.chat.prompt import ChatPrompt
 from deepinfer_core.errors import DeepInferError, InvalidMessages, InvalidParameter
-from deepinfer_core.prompts import PromptInput, objects_of_lines, request_id_of
-from deepinfer_core.sampling_params import INT32_MAX, SamplingParams
+from deepinfer_core.parameters.sampling_params import INT32_MAX, SamplingParams
+from deepinfer_core.requests.prompts import PromptInput, objects_of_lines, request_id_of
 
 Encode = Callable[[Conversation, SamplingParams], tuple[ChatPrompt, SamplingParams]]
 """Renders a conversation and settles its sampling parameters, which may depend on how it is rendered."""

@@ -8,7 +8,7 @@ from typing import Self
 from attrs import evolve, field, fields, frozen
 
 from deepinfer_core.errors import InvalidParameter
-from deepinfer_core.sampling_params import refuse
+from deepinfer_core.parameters.sampling_params import refuse
 
 EFFORTS = ("low", "high", "xhigh", "max")
 TOOL_CHOICES = ("auto", "none", "required")

@@ -7,8 +7,8 @@ from attrs import field, frozen
 from deepinfer_core.chat.answer import AnswerDelta, ToolCallDelta
 from deepinfer_core.chat.tool_calls import ToolCall
 from deepinfer_core.errors import DeepInferError
-from deepinfer_core.outputs import Completion, RequestOutput
-from deepinfer_core.token_logprobs import TokenLogprob
+from deepinfer_core.requests.outputs import Completion, RequestOutput
+from deepinfer_core.requests.token_logprobs import TokenLogprob
 
 
 @frozen

@@ -15,8 +15,8 @@ from attrs import field, frozen
 from deepinfer_core.chat.conversation import Conversation
 from deepinfer_core.chat.recipe import recipe
 from deepinfer_core.errors import InvalidMessages, ModelCannotChat
-from deepinfer_core.prompts import check_length
-from deepinfer_core.tokenizer import Tokenizer
+from deepinfer_core.requests.prompts import check_length
+from deepinfer_core.text.tokenizer import Tokenizer
 
 NEEDED = ("Bos", "Eos", "System", "User", "Assistant", "ThinkingStart", "ThinkingEnd")
 """Control tokens of every chat, by the library's names."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from deepinfer_core.chat.answer import AnswerDelta, AnswerParser
 from deepinfer_core.chat.outputs import ChatChoice, ChatChunk, ChatOutput, ChatUsage
-from deepinfer_core.outputs import Completion
-from deepinfer_core.requests import Request
-from deepinfer_core.runs import Run, RunIterator
+from deepinfer_core.requests.outputs import Completion
+from deepinfer_core.requests.request import Request
+from deepinfer_core.requests.runs import Run, RunIterator
 
 
 def parser_of(request: Request) -> AnswerParser | None:

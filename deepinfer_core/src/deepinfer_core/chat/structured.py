@@ -10,7 +10,7 @@ from attrs import evolve
 from deepinfer_core.chat.options import ChatOptions
 from deepinfer_core.chat.prompt import ChatPrompt
 from deepinfer_core.errors import InvalidParameter
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.parameters.sampling_params import SamplingParams
 
 
 def response_format(params: SamplingParams, options: ChatOptions) -> Mapping[str, object] | None:

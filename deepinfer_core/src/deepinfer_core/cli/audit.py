@@ -9,7 +9,7 @@ import click
 
 from deepinfer_core.cli.state import CommandState, common_options
 from deepinfer_core.errors import EXIT_MISMATCH, EXIT_OK
-from deepinfer_core.parameter_values import refuse
+from deepinfer_core.parameters.values import refuse
 
 if TYPE_CHECKING:
     from deepinfer_core.audit import Acceptance, Draws, LogprobSummary, Uniformity

@@ -44,7 +44,7 @@ def chat(context: click.Context, system: str | None) -> int:
     from deepinfer_core.chat.recipe import recipe
     from deepinfer_core.cli.chat_reader import PipedTurns, TypedTurns
     from deepinfer_core.cli.chat_session import ChatSession
-    from deepinfer_core.sampling_params import SamplingParams
+    from deepinfer_core.parameters.sampling_params import SamplingParams
 
     state = context.ensure_object(CommandState)
     sampling, options = given_sampling(context), given_chat(context)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from deepinfer_core.cli.lines import LineReader
 from deepinfer_core.cli.state import text_of
 from deepinfer_core.errors import InvalidInputFile
-from deepinfer_core.prompts import MAX_LINE_BYTES
+from deepinfer_core.requests.prompts import MAX_LINE_BYTES
 
 PROMPT = "> "
 

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from deepinfer_core.cli.results import View
     from deepinfer_core.config import EngineConfig
     from deepinfer_core.llm import LLM
-    from deepinfer_core.prompts import PromptInput
-    from deepinfer_core.requests import Request
-    from deepinfer_core.runs import Run
-    from deepinfer_core.sampling_params import SamplingParams
+    from deepinfer_core.parameters.sampling_params import SamplingParams
+    from deepinfer_core.requests.prompts import PromptInput
+    from deepinfer_core.requests.request import Request
+    from deepinfer_core.requests.runs import Run
 
 SETTINGS = (
     "backend",
@@ -112,7 +112,7 @@ def generate(
     JSON object per line; in a file it also has what deepinfer replay needs. Exit status: 0 ok, 1 some prompts failed, 2
     usage, 3 backend, 4 model, 74 output not written, 130 interrupted.
     """
-    from deepinfer_core.sampling_params import SamplingParams
+    from deepinfer_core.parameters.sampling_params import SamplingParams
 
     state = context.ensure_object(CommandState)
     params = SamplingParams(max_tokens=DEFAULT_MAX_TOKENS).updated(given_sampling(context))
@@ -227,7 +227,7 @@ def _form(source: str | None, form: str, *, is_chat: bool) -> str:
 def _inputs(
     prompts: tuple[str, ...], lines: Iterable[bytes], form: str, params: SamplingParams
 ) -> Iterator[PromptInput]:
-    from deepinfer_core.prompts import inputs_of, read_jsonl, read_text
+    from deepinfer_core.requests.prompts import inputs_of, read_jsonl, read_text
 
     match form:
         case "jsonl":
@@ -277,10 +277,10 @@ def _say_that_it_waits() -> None:
 
 def load_llm(config: EngineConfig, params: SamplingParams) -> LLM:
     """The model of ``config``, once ``params`` are known to fit it; warnings go to standard error."""
-    from deepinfer_core.assembly import assemble
+    from deepinfer_core.assembly.assemble import assemble
+    from deepinfer_core.assembly.native_core import load_native
     from deepinfer_core.interrupts import raise_swallowed
     from deepinfer_core.llm import LLM
-    from deepinfer_core.native_core import load_native
 
     load_native()  # before the weights: a wrong build should not cost that time
     llm = LLM.from_assembly(assemble(config))

@@ -7,7 +7,7 @@ import select
 from collections import deque
 
 from deepinfer_core.errors import InvalidInputFile
-from deepinfer_core.prompts import MAX_LINE_BYTES
+from deepinfer_core.requests.prompts import MAX_LINE_BYTES
 
 CHUNK_BYTES = 1 << 16
 

@@ -15,8 +15,8 @@ from deepinfer_core.errors import EXIT_MISMATCH, EXIT_OK, ModelMismatch
 
 if TYPE_CHECKING:
     from deepinfer_core.llm import LLM
-    from deepinfer_core.prompts import PromptInput
     from deepinfer_core.replay import Difference, RecordedRequest, Results
+    from deepinfer_core.requests.prompts import PromptInput
 
 
 @click.command("replay")
@@ -31,8 +31,8 @@ def replay(context: click.Context, results: str) -> int:
     from the recorded run: versions, backend, settings. Exit status: 0 equal, 5 different, 2 no file of results, 3
     backend, 4 another model, 130 interrupted.
     """
+    from deepinfer_core.parameters.sampling_params import SamplingParams
     from deepinfer_core.replay import describe_run, differences_of_runs, read_results
-    from deepinfer_core.sampling_params import SamplingParams
 
     state = context.ensure_object(CommandState)
     recorded = read_results(results)
@@ -53,8 +53,8 @@ def replay(context: click.Context, results: str) -> int:
 
 
 def _require_model(run: Any, folder: Path) -> None:
-    from deepinfer_core.fingerprint import model_fingerprint
-    from deepinfer_core.model_card import read_model_card
+    from deepinfer_core.assembly.fingerprint import model_fingerprint
+    from deepinfer_core.assembly.model_card import read_model_card
 
     if not folder.is_dir():
         read_model_card(folder)  # says what is wrong with it
@@ -94,7 +94,7 @@ def _replay(llm: LLM, recorded: Results) -> list[Difference]:
 def _inputs(requests: tuple[RecordedRequest, ...]) -> Iterator[PromptInput]:
     from attrs import evolve
 
-    from deepinfer_core.prompts import PromptInput
+    from deepinfer_core.requests.prompts import PromptInput
 
     for request in requests:
         params = request.params

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TextIO
 
-from deepinfer_core.requests import Request
-from deepinfer_core.token_logprobs import TokenLogprob
+from deepinfer_core.requests.request import Request
+from deepinfer_core.requests.token_logprobs import TokenLogprob
 
 if TYPE_CHECKING:
     from deepinfer_core.chat.results import ChunkMaker

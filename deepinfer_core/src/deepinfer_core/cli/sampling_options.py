@@ -10,8 +10,8 @@ import click
 
 from deepinfer_core.cli.state import text_of
 from deepinfer_core.errors import InvalidInputFile, NotSupported
-from deepinfer_core.logit_params import BIAS_ALLOWED, FORCED_ALLOWED
-from deepinfer_core.parameter_values import refuse
+from deepinfer_core.parameters.logit_params import BIAS_ALLOWED, FORCED_ALLOWED
+from deepinfer_core.parameters.values import refuse
 
 F = TypeVar("F", bound=Callable[..., Any])
 

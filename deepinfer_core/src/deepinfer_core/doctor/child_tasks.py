@@ -60,7 +60,7 @@ def plugin_checks(kind: str, name: str, distribution: str, version: str, group: 
 
 def native_parts() -> dict[str, Any]:
     """``{"contracts": ..., "native": ...}``, each with what was found, or ``{"error"}``."""
-    from deepinfer_core.native_core import load_native
+    from deepinfer_core.assembly.native_core import load_native
 
     found: dict[str, Any] = {}
     try:

@@ -12,21 +12,21 @@ from typing import Any
 
 import attrs
 
-from deepinfer_core.assembly import Assembly, match_model
-from deepinfer_core.build import size_engine
+from deepinfer_core.assembly.assemble import Assembly, match_model
+from deepinfer_core.assembly.build import size_engine
+from deepinfer_core.assembly.model_card import read_model_card
+from deepinfer_core.assembly.model_length import resolve_max_model_len
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.doctor.findings import Finding
 from deepinfer_core.errors import DeepInferError
 from deepinfer_core.interfaces import Backend, Model
-from deepinfer_core.model_card import read_model_card
-from deepinfer_core.model_length import resolve_max_model_len
 from deepinfer_core.plugins.failure import blame, exception_text
 from deepinfer_core.plugins.hooks import Hooks
 from deepinfer_core.plugins.manager import PluginManager
 from deepinfer_core.plugins.registry import PluginRecord
 from deepinfer_core.plugins.requirements import missing_capabilities
 from deepinfer_core.plugins.selection import Selection, refuse_missing, select_backend
-from deepinfer_core.tokenizer import Tokenizer
+from deepinfer_core.text.tokenizer import Tokenizer
 from deepinfer_core.types import CacheSpec, ModelCard, ModelMatch, SchedulerHints
 
 AREA = "model"

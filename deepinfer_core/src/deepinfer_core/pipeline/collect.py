@@ -12,8 +12,8 @@ from deepinfer_core.pipeline.faults import StepFault
 from deepinfer_core.pipeline.machinery import Machinery
 from deepinfer_core.pipeline.prompt_scores import collected_scores
 from deepinfer_core.pipeline.record import StepRecord
+from deepinfer_core.pipeline.sampled import NO_ROWS, SAMPLE, BadRow, checked_output
 from deepinfer_core.records import SamplerOutput
-from deepinfer_core.sampled import NO_ROWS, SAMPLE, BadRow, checked_output
 
 
 def collect(parts: Machinery, record: StepRecord) -> tuple[SamplerOutput, Mapping[int, BadRow]]:

@@ -8,8 +8,8 @@ from typing import Any
 from deepinfer_core.pipeline.faults import StepFault
 from deepinfer_core.pipeline.machinery import Machinery
 from deepinfer_core.pipeline.record import StepRecord
+from deepinfer_core.pipeline.sampled import SAMPLE, device_ready, wrong_step_return
 from deepinfer_core.records import SamplerOutput
-from deepinfer_core.sampled import SAMPLE, device_ready, wrong_step_return
 
 PROPOSE = "model.draft"
 DRAW = "sampler.draft"

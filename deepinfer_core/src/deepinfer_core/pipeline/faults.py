@@ -8,8 +8,8 @@ from typing import Any
 from attrs import frozen
 
 from deepinfer_core.errors import DeepInferError, EngineError
+from deepinfer_core.pipeline.sampled import wrong_step_return
 from deepinfer_core.plugins.failure import blame, exception_text
-from deepinfer_core.sampled import wrong_step_return
 
 
 @frozen

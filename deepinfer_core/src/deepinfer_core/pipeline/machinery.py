@@ -10,10 +10,10 @@ from attrs import define
 
 from deepinfer_core.interfaces import Backend, Caches, Model, Sampler
 from deepinfer_core.pipeline.faults import Boundary, Owners
+from deepinfer_core.pipeline.sampled import wrong_step_return
 from deepinfer_core.pipeline.times import PhaseTimes
 from deepinfer_core.records import InputMetadata
-from deepinfer_core.request_parts import PartsMaker
-from deepinfer_core.sampled import wrong_step_return
+from deepinfer_core.requests.request_parts import PartsMaker
 
 FEED_TOKENS = "meta.feed_tokens"
 

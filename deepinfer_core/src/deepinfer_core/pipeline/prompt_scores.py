@@ -8,9 +8,9 @@ import numpy as np
 
 from deepinfer_core.pipeline.machinery import Machinery
 from deepinfer_core.pipeline.record import StepRecord
+from deepinfer_core.pipeline.sampled import wrong_step_return
 from deepinfer_core.records import SamplerInputs
-from deepinfer_core.sampled import wrong_step_return
-from deepinfer_core.token_logprobs import FLOOR
+from deepinfer_core.requests.token_logprobs import FLOOR
 
 SCORE = "sampler.prompt_logprobs"
 MAX_SLICE_ROWS = 8192

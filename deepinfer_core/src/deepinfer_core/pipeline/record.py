@@ -9,7 +9,7 @@ from attrs import define, field
 
 from deepinfer_core.pipeline.faults import StepFault
 from deepinfer_core.records import SchedulerOutputs, StepKind
-from deepinfer_core.request_parts import NO_PARTS, RequestParts
+from deepinfer_core.requests.request_parts import NO_PARTS, RequestParts
 
 
 @define(eq=False)

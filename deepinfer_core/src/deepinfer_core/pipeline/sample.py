@@ -10,8 +10,8 @@ from deepinfer_core.pipeline.draft import draft
 from deepinfer_core.pipeline.machinery import Machinery
 from deepinfer_core.pipeline.prompt_scores import score_prompts
 from deepinfer_core.pipeline.record import StepRecord
+from deepinfer_core.pipeline.sampled import SAMPLE, check_result, device_ready, wrong_step_return
 from deepinfer_core.records import SamplerOutput
-from deepinfer_core.sampled import SAMPLE, check_result, device_ready, wrong_step_return
 
 NEEDS_ACCEPTED = "accepted for each request: the next step starts behind what was accepted"
 

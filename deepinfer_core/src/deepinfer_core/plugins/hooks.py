@@ -18,7 +18,7 @@ from deepinfer_core.interfaces import Backend, GrammarEngine, LogitsFilter, Mode
 from deepinfer_core.plugins.failure import plugin_failure
 from deepinfer_core.plugins.manager import PluginManager
 from deepinfer_core.plugins.registry import PluginRecord
-from deepinfer_core.tokenizer import Tokenizer
+from deepinfer_core.text.tokenizer import Tokenizer
 from deepinfer_core.types import CacheSpec, ModelCard, ModelMatch, SchedulerHints
 
 T = TypeVar("T")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
-from deepinfer_core.outputs import Completion
 from deepinfer_core.replay.recorded import RecordedAnswer, RecordedRequest
-from deepinfer_core.tokenizer import Tokenizer
+from deepinfer_core.requests.outputs import Completion
+from deepinfer_core.text.tokenizer import Tokenizer
 
 
 @frozen

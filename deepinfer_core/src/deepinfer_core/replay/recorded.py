@@ -11,9 +11,9 @@ from typing import Any
 from attrs import frozen
 
 from deepinfer_core.errors import DeepInferError, InvalidInputFile
-from deepinfer_core.parameter_values import INT32_MAX
+from deepinfer_core.parameters.sampling_params import SamplingParams
+from deepinfer_core.parameters.values import INT32_MAX
 from deepinfer_core.replay.run import FORMAT
-from deepinfer_core.sampling_params import SamplingParams
 
 REMEDY = "write results with deepinfer generate --out FILE, and keep the lines whole"
 

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import fields
 
+from deepinfer_core.assembly.fingerprint import model_fingerprint
 from deepinfer_core.config import EngineConfig, settings_by_key
-from deepinfer_core.fingerprint import model_fingerprint
-from deepinfer_core.named_parts import NamedPart
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.parameters.named_parts import NamedPart
+from deepinfer_core.parameters.sampling_params import SamplingParams
 from deepinfer_core.structured.forms import NAMES as STRUCTURED
 
 if TYPE_CHECKING:
     from deepinfer_core.llm import LLM
-    from deepinfer_core.requests import Request
+    from deepinfer_core.requests.request import Request
 
 FORMAT = 1
 """Version of all this; a reader refuses what it does not know."""

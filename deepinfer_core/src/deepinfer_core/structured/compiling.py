@@ -170,7 +170,7 @@ class CompileService:
             self._news.set()
 
     def _compile(self, job: Job) -> Grammar:
-        from deepinfer_core.sampled import wrong_step_return  # the records come with it
+        from deepinfer_core.pipeline.sampled import wrong_step_return  # the records come with it
 
         grammar = self._grammar_engine().compile(job.wanted.for_engine())
         if not isinstance(grammar, Grammar):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from deepinfer_core.errors import DeepInferError, GrammarError
-from deepinfer_core.finish_detail import FinishDetail
 from deepinfer_core.plugins.failure import blame, exception_text
+from deepinfer_core.requests.finish_detail import FinishDetail
 from deepinfer_core.structured.compiling import EngineNotMade
 
 LAST_TOKENS = 32

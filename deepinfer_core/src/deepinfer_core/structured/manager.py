@@ -7,11 +7,11 @@ from typing import Any, Self
 
 from attrs import frozen
 
-from deepinfer_core.parts import Parts
+from deepinfer_core.assembly.parts import Parts
 from deepinfer_core.structured.report import GrammarReport
 from deepinfer_core.structured.running import RunningGrammars
 from deepinfer_core.structured.waiting import GrammarLimits, WaitingForGrammar
-from deepinfer_core.tokenizer import Tokenizer
+from deepinfer_core.text.tokenizer import Tokenizer
 
 WAIT_S = 0.05
 """Longest time that an engine with nothing else to do waits at once: Ctrl-C is seen then, and a new prompt read."""

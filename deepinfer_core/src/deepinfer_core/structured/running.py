@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from deepinfer_core.finish_detail import FinishDetail
 from deepinfer_core.pipeline.record import StepRecord
-from deepinfer_core.requests import Request
+from deepinfer_core.requests.finish_detail import FinishDetail
+from deepinfer_core.requests.request import Request
 from deepinfer_core.structured.failures import Failure
 from deepinfer_core.structured.masks import MaskBuffers
 from deepinfer_core.structured.progress import Progress

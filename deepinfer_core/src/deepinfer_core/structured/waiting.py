@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Mapping
 
 from attrs import define, frozen
 
+from deepinfer_core.assembly.parts import MakeGrammarEngine
 from deepinfer_core.errors import DeepInferError
-from deepinfer_core.finish_detail import FinishDetail
 from deepinfer_core.interfaces import Grammar, Matcher
-from deepinfer_core.parts import MakeGrammarEngine
-from deepinfer_core.requests import Request
-from deepinfer_core.sampled import wrong_step_return
+from deepinfer_core.pipeline.sampled import wrong_step_return
+from deepinfer_core.requests.finish_detail import FinishDetail
+from deepinfer_core.requests.request import Request
 from deepinfer_core.structured import compiling, failures
 from deepinfer_core.structured.cache import GrammarCache
 from deepinfer_core.structured.compiling import CompileService, Job, NoCapacity
@@ -24,7 +24,7 @@ from deepinfer_core.structured.failures import Failure
 from deepinfer_core.structured.forms import StructuredOutput
 from deepinfer_core.structured.lifecycle import Lifecycle
 from deepinfer_core.structured.progress import Progress
-from deepinfer_core.tokenizer import Tokenizer
+from deepinfer_core.text.tokenizer import Tokenizer
 
 Start = Callable[[Request], object]
 End = Callable[[Request, str, FinishDetail, DeepInferError | None], object]

@@ -15,7 +15,7 @@ from attrs import evolve
 
 from deepinfer_contracts import SamplerInputs, SamplerOutput
 from deepinfer_core.errors import NotSupported, ShapeContractError
-from deepinfer_core.request_parts import NO_PARTS, RequestParts
+from deepinfer_core.requests.request_parts import NO_PARTS, RequestParts
 from deepinfer_samplers import shortcuts
 from deepinfer_samplers.description import joined, model_logprobs
 from deepinfer_samplers.drafts import DraftPool, row_bytes

@@ -11,7 +11,7 @@ from deepinfer_core.types import DoctorCheck
 
 if TYPE_CHECKING:
     from deepinfer_core.interfaces import GrammarEngine
-    from deepinfer_core.tokenizer import Tokenizer
+    from deepinfer_core.text.tokenizer import Tokenizer
 
 NAME = "xgrammar"
 CACHE_BYTES = 256 * 2**20

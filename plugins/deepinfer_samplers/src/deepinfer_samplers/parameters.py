@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import astuple, field, frozen
 
-from deepinfer_core.request_parts import RequestParts
+from deepinfer_core.requests.request_parts import RequestParts
 
 
 @frozen

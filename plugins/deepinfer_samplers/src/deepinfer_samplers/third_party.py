@@ -1,4 +1,4 @@
-"""Row sampler and logits filters of single requests (`deepinfer_core.request_parts`), called on host arrays.
+"""Row sampler and logits filters of single requests (`deepinfer_core.requests.request_parts`), called on host arrays.
 
 They are numpy code, so rows on a device are fetched, which waits for everything launched before. Requests without such
 parts never come here.
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deepinfer_core.request_parts import RequestParts
+from deepinfer_core.requests.request_parts import RequestParts
 from deepinfer_samplers.draw import draw
 from deepinfer_samplers.hashing import FRESH, draw_keys
 from deepinfer_samplers.parameters import RowParameters

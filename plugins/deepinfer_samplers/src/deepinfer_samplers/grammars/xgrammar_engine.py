@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer_core.errors import InvalidParameter
-from deepinfer_core.tokenizer import Tokenizer
+from deepinfer_core.text.tokenizer import Tokenizer
 from deepinfer_samplers.grammars import ebnf, json_schema, library, structural_tag
 from deepinfer_samplers.grammars.grammar_text import regex_grammar, schema_grammar
 from deepinfer_samplers.grammars.json_schema import Lowered

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from deepinfer_core.sampling_params import SEED_MASK
+from deepinfer_core.parameters.sampling_params import SEED_MASK
 
 _GOLDEN = 0x9E3779B97F4A7C15
 

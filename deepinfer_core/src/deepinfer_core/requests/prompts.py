@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from attrs import frozen
 
 from deepinfer_core.errors import DeepInferError, InvalidInputFile, InvalidParameter, InvalidPrompt, NotSupported
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.parameters.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from deepinfer_core.chat.prompt import ChatPrompt

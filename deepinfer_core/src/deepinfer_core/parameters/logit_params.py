@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from deepinfer_core.parameter_values import INT32_MAX, as_float, as_int, as_switch, refuse, single
+from deepinfer_core.parameters.values import INT32_MAX, as_float, as_int, as_switch, refuse, single
 
 LogprobsMode = Literal["processed", "raw"]
 LOGPROBS_MODES = ("processed", "raw")

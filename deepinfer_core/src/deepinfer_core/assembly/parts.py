@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.interfaces import Backend, GrammarEngine, LogitsFilter, Model, RowSampler, Sampler
-from deepinfer_core.tokenizer import Tokenizer
+from deepinfer_core.text.tokenizer import Tokenizer
 from deepinfer_core.types import CacheSpec, ModelCard, SchedulerHints
 
 MakeGrammarEngine = Callable[[Tokenizer, int], GrammarEngine]
@@ -15,7 +15,7 @@ MakeGrammarEngine = Callable[[Tokenizer, int], GrammarEngine]
 
 
 class Parts(Protocol):
-    """What an engine is built from, as ``deepinfer_core.assembly.Assembly`` has it."""
+    """What an engine is built from, as ``deepinfer_core.assembly.assemble.Assembly`` has it."""
 
     @property
     def config(self) -> EngineConfig: ...

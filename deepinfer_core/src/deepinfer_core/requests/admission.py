@@ -10,11 +10,11 @@ from collections.abc import Iterable, MutableMapping
 from typing import Any
 
 from deepinfer_core.errors import DeepInferError, InvalidParameter
-from deepinfer_core.finish_detail import FinishDetail
-from deepinfer_core.requests import Request
-from deepinfer_core.samples import End, WaitingSamples
+from deepinfer_core.requests.finish_detail import FinishDetail
+from deepinfer_core.requests.request import Request
+from deepinfer_core.requests.samples import End, WaitingSamples
+from deepinfer_core.requests.submission import fork, submit
 from deepinfer_core.structured.manager import GrammarManager
-from deepinfer_core.submission import fork, submit
 
 
 class Admission:

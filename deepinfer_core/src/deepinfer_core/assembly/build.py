@@ -8,26 +8,26 @@ from typing import Any
 
 from attrs import frozen
 
+from deepinfer_core.assembly.determinism import check_deterministic
+from deepinfer_core.assembly.memory import PoolPlan, plan_pools
+from deepinfer_core.assembly.model_length import resolve_max_model_len
+from deepinfer_core.assembly.native_core import make_core
+from deepinfer_core.assembly.parts import Parts
+from deepinfer_core.assembly.prefix import check_prefix_cache, fingerprint
+from deepinfer_core.assembly.speculation import check_sampler, draft_length, reserve
 from deepinfer_core.calibration import check_target
 from deepinfer_core.calibration.engine_facts import budget_of, curve_for
 from deepinfer_core.config import EngineConfig
-from deepinfer_core.determinism import check_deterministic
 from deepinfer_core.engine import Engine
 from deepinfer_core.errors import ConfigError, DeepInferError, EngineError, UnsupportedFeature, UnsupportedOp
 from deepinfer_core.interfaces import Backend, Sampler, StepObserver
-from deepinfer_core.memory import PoolPlan, plan_pools
-from deepinfer_core.model_length import resolve_max_model_len
-from deepinfer_core.native_core import make_core
-from deepinfer_core.parts import Parts
 from deepinfer_core.pipeline import CurveFeedback, Machinery, Owners
 from deepinfer_core.pipeline.lengths import CORRECT_LENGTHS, DECODE_METADATA, VERIFY_LENGTHS
 from deepinfer_core.pipeline.machinery import FEED_TOKENS
 from deepinfer_core.plugins.failure import blame, exception_text
-from deepinfer_core.prefix import check_prefix_cache, fingerprint
-from deepinfer_core.request_parts import PartsMaker
-from deepinfer_core.speculation import check_sampler, draft_length, reserve
+from deepinfer_core.requests.request_parts import PartsMaker
 from deepinfer_core.structured.manager import GrammarManager
-from deepinfer_core.tokenizer import Tokenizer
+from deepinfer_core.text.tokenizer import Tokenizer
 from deepinfer_core.types import SchedulerHints
 
 DEFAULT_BATCHED_TOKENS = 4096

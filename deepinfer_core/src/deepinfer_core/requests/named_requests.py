@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import attrs
 
 from deepinfer_core.errors import NotSupported
+from deepinfer_core.parameters.sampling_params import SamplingParams
 from deepinfer_core.pipeline.record import StepRecord
-from deepinfer_core.request_parts import NO_PARTS, PartsMaker, RequestParts
-from deepinfer_core.requests import Request
-from deepinfer_core.sampled import BadRow
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.pipeline.sampled import BadRow
+from deepinfer_core.requests.request import Request
+from deepinfer_core.requests.request_parts import NO_PARTS, PartsMaker, RequestParts
 
 
 class NamedRequests:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from deepinfer_core.errors import DeepInferError, InvalidParameter, NotSupported
+from deepinfer_core.parameters.sampling_params import SamplingParams
 from deepinfer_core.pipeline import Machinery
-from deepinfer_core.requests import Request
-from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.requests.request import Request
 
 
 def check_params(parts: Machinery, params: SamplingParams) -> None:

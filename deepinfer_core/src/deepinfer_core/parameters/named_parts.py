@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
-from deepinfer_core.parameter_values import refuse
+from deepinfer_core.parameters.values import refuse
 
 MAX_FILTERS: Final = 16
 """Logits filters of one request at most."""

@@ -13,11 +13,11 @@ from typing import Self
 
 from attrs import evolve, field, fields, frozen
 
-from deepinfer_core import logit_params, named_parts
 from deepinfer_core.errors import InvalidParameter
-from deepinfer_core.logit_params import LogprobsMode
-from deepinfer_core.named_parts import NamedPart
-from deepinfer_core.parameter_values import INT32_MAX, as_float, as_int, as_switch, refuse, single
+from deepinfer_core.parameters import logit_params, named_parts
+from deepinfer_core.parameters.logit_params import LogprobsMode
+from deepinfer_core.parameters.named_parts import NamedPart
+from deepinfer_core.parameters.values import INT32_MAX, as_float, as_int, as_switch, refuse, single
 from deepinfer_core.structured import forms
 from deepinfer_core.structured.forms import StructuredOutput
 

@@ -7,16 +7,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Self, TypeVar
 
-from deepinfer_core.detokenizer import Detokenizer, incomplete_tail
 from deepinfer_core.engine import Engine
 from deepinfer_core.errors import DeepInferError, EngineError, InvalidParameter, InvalidPrompt
 from deepinfer_core.interrupts import HeldInterrupt, raise_swallowed
-from deepinfer_core.outputs import StreamChunk
-from deepinfer_core.prompts import PromptInput, encode_prompt
-from deepinfer_core.requests import Request
-from deepinfer_core.sampling_params import SamplingParams
-from deepinfer_core.seeds import request_seed, sample_seed
-from deepinfer_core.tokenizer import Tokenizer
+from deepinfer_core.parameters.sampling_params import SamplingParams
+from deepinfer_core.requests.outputs import StreamChunk
+from deepinfer_core.requests.prompts import PromptInput, encode_prompt
+from deepinfer_core.requests.request import Request
+from deepinfer_core.requests.seeds import request_seed, sample_seed
+from deepinfer_core.text.detokenizer import Detokenizer, incomplete_tail
+from deepinfer_core.text.tokenizer import Tokenizer
 
 
 class Run:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from deepinfer_core.errors import DeepInferError
-from deepinfer_core.finish_detail import FinishDetail
-from deepinfer_core.requests import Request
+from deepinfer_core.requests.finish_detail import FinishDetail
+from deepinfer_core.requests.request import Request
 
 OF_THE_PROMPT = frozenset({"abort", "too_long"})
 """Ends of the first sample that hold for all: the caller gave the prompt up, or it can never run."""

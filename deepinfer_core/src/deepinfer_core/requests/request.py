@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from deepinfer_core.detokenizer import Detokenizer
-from deepinfer_core.draft_report import DraftCounts
 from deepinfer_core.errors import CapacityError, DeepInferError, RequestFailed
-from deepinfer_core.finish_detail import FinishDetail
-from deepinfer_core.outputs import Completion, RequestOutput, StreamChunk
+from deepinfer_core.parameters.sampling_params import SamplingParams
+from deepinfer_core.pipeline.draft_report import DraftCounts
+from deepinfer_core.pipeline.sampled import BadRow
 from deepinfer_core.records import RowStatus
-from deepinfer_core.request_parts import RequestParts
-from deepinfer_core.sampled import BadRow
-from deepinfer_core.sampling_params import SamplingParams
-from deepinfer_core.token_logprobs import TokenLogprob
+from deepinfer_core.requests.finish_detail import FinishDetail
+from deepinfer_core.requests.outputs import Completion, RequestOutput, StreamChunk
+from deepinfer_core.requests.request_parts import RequestParts
+from deepinfer_core.requests.token_logprobs import TokenLogprob
+from deepinfer_core.text.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
     from deepinfer_core.chat.prompt import ChatPrompt

@@ -5,8 +5,8 @@ from __future__ import annotations
 from attrs import field, frozen
 
 from deepinfer_core.errors import DeepInferError
-from deepinfer_core.finish_detail import FinishDetail
-from deepinfer_core.token_logprobs import TokenLogprob, total
+from deepinfer_core.requests.finish_detail import FinishDetail
+from deepinfer_core.requests.token_logprobs import TokenLogprob, total
 
 
 @frozen

@@ -13,7 +13,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-from deepinfer_core.stops import StopScanner
+from deepinfer_core.text.stops import StopScanner
 
 _Utf8 = codecs.getincrementaldecoder("utf-8")
 

@@ -14,12 +14,13 @@ from typing import Any
 
 from attrs import define, field
 
+from deepinfer_core.assembly.model_card import read_model_card
+from deepinfer_core.assembly.model_length import resolve_max_model_len
+from deepinfer_core.assembly.parts import MakeGrammarEngine
+from deepinfer_core.assembly.speculation import draft_length
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import ConfigError, DeepInferError, ModelAmbiguous, ModelError, ModelNotFound
 from deepinfer_core.interfaces import Backend, LogitsFilter, Model, RowSampler, Sampler
-from deepinfer_core.model_card import read_model_card
-from deepinfer_core.model_length import resolve_max_model_len
-from deepinfer_core.parts import MakeGrammarEngine
 from deepinfer_core.plugins.failure import plugin_failure
 from deepinfer_core.plugins.grammars import choose_grammar_engine
 from deepinfer_core.plugins.hooks import Hooks
@@ -27,7 +28,6 @@ from deepinfer_core.plugins.manager import PluginManager, backend_missing
 from deepinfer_core.plugins.registry import PluginRecord
 from deepinfer_core.plugins.requirements import missing_capabilities
 from deepinfer_core.plugins.selection import Selection, refuse_missing, select_backend
-from deepinfer_core.speculation import draft_length
 from deepinfer_core.types import CacheSpec, ModelCard, ModelMatch, SchedulerHints
 
 Announce = Callable[[str], None]

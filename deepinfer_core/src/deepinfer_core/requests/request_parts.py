@@ -14,7 +14,7 @@ from attrs import define
 
 from deepinfer_core.errors import DeepInferError, RequestFailed
 from deepinfer_core.interfaces import Draw, LogitsFilter, RowSampler
-from deepinfer_core.named_parts import NamedPart
+from deepinfer_core.parameters.named_parts import NamedPart
 from deepinfer_core.plugins.failure import blame, exception_text
 
 MAX_MADE = 256

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
 
 from deepinfer_core.errors import DeepInferError
-from deepinfer_core.finish_detail import FinishDetail
+from deepinfer_core.pipeline.sampled import NO_ROWS, NO_TOKEN, BadRow
 from deepinfer_core.records import EventBatch, EventFlags, EventKind, FinishReason, RowStatus
-from deepinfer_core.requests import Request, failed_row
-from deepinfer_core.sampled import NO_ROWS, NO_TOKEN, BadRow
+from deepinfer_core.requests.finish_detail import FinishDetail
+from deepinfer_core.requests.request import Request, failed_row
+from deepinfer_core.requests.token_logprobs import EventLogprobs
 from deepinfer_core.structured.failures import Failure
-from deepinfer_core.token_logprobs import EventLogprobs
-from deepinfer_core.tokenizer import Tokenizer
+from deepinfer_core.text.tokenizer import Tokenizer
 
 TOKEN, STOP = int(EventKind.TOKEN), int(FinishReason.STOP)
 LAST, FROM_DRAFT = int(EventFlags.LAST), int(EventFlags.FROM_DRAFT)

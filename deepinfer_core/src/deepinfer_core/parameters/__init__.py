@@ -1,0 +1,1 @@
+"""What a request may ask for: fields, their ranges, and how they are read."""
