@@ -200,7 +200,7 @@ def test_reasoning_stays_off_standard_output(run: Run) -> None:
 
 def test_json_answers_are_a_line_each(run: Run) -> None:
     rows = records(run("chat", "--json", stdin=b"one\ntwo\n")[1])
-    assert [(row["content"], row["reasoning"]) for row in rows] == [("so é", "why")] * 2
+    assert [(row["turn"], row["content"], row["reasoning"]) for row in rows] == [(1, "so é", "why"), (2, "so é", "why")]
 
 
 def test_turn_that_fails_leaves_no_trace_and_the_next_goes_on(run: Run, prompts: list[list[int]]) -> None:

@@ -40,6 +40,15 @@ class Terminal:
         start, self._read = self._read, end + len(text)
         return self.seen[start : self._read]
 
+    def interrupt_until(self, text: str) -> str:
+        """Press Ctrl-C at the prompt until ``text`` comes: one that falls between the prompt and the wait for a key is
+        seen by Python with the next key only."""
+        for _ in range(TIMEOUT_S):
+            self.process.send_signal(signal.SIGINT)
+            if select.select([self.fd], [], [], 1)[0]:
+                return self.until(text)
+        raise AssertionError(f"{text!r} did not come; seen: {self.seen!r}")
+
     def type(self, text: str) -> None:
         os.write(self.fd, text.encode())
 
@@ -92,8 +101,7 @@ def test_ctrl_c_ends_the_answer_and_ctrl_d_the_chat(endless: Terminal) -> None:
 
 def test_ctrl_c_at_the_prompt_clears_the_line(endless: Terminal) -> None:
     endless.until("> ")
-    endless.process.send_signal(signal.SIGINT)
-    endless.until("deepinfer: Ctrl-D or /exit ends the chat")
+    endless.interrupt_until("deepinfer: Ctrl-D or /exit ends the chat")
     endless.until("> ")
     endless.type("/exit\n")
     assert endless.end() == 0

@@ -37,8 +37,8 @@ def chat(context: click.Context, system: str | None) -> int:
 
     At a terminal, Ctrl-C ends the answer and not the program, Ctrl-D or /exit ends the chat, and /reset forgets the
     turns so far. From a pipe or a file, each line of standard input is the next turn of one conversation, /reset begins
-    another one, and Ctrl-C ends the program. With --json each answer is one JSON object per line. Exit status: 0 ok, 1
-    some turns of a pipe failed, 2 usage, 3 backend, 4 model, 130 interrupted.
+    another one, and Ctrl-C ends the program. With --json each answer is one JSON object per line; its turn counts from
+    1. Exit status: 0 ok, 1 some turns of a pipe failed, 2 usage, 3 backend, 4 model, 130 interrupted.
     """
     from deepinfer_core.chat import ChatOptions
     from deepinfer_core.chat.recipe import recipe
@@ -66,11 +66,12 @@ def chat(context: click.Context, system: str | None) -> int:
 
 
 def _talk(session: ChatSession, turns: Iterable[str | DeepInferError], *, as_json: bool, is_typed: bool) -> int:
-    failed = 0
+    failed = asked = 0
     for turn in turns:
         if isinstance(turn, DeepInferError):
             failed += 1
-            _report(turn, as_json=as_json)
+            asked += 1
+            _report(turn, asked, as_json=as_json)
         elif turn.strip() == "/exit":
             break
         elif turn.strip() == "/reset":
@@ -78,19 +79,20 @@ def _talk(session: ChatSession, turns: Iterable[str | DeepInferError], *, as_jso
         elif turn.strip() == "/help":
             sys.stderr.write(HELP)
         elif turn.strip():
-            show = _Show(as_json=as_json)
+            asked += 1
+            show = _Show(asked, as_json=as_json)
             output = session.ask(turn, show.chunk, keep_on_interrupt=is_typed)
             show.end(output)
             if output is not None and output.error is not None:
                 failed += 1
-                _report(output.error, as_json=as_json)
+                _report(output.error, asked, as_json=as_json)
     return EXIT_SOME_FAILED if failed and not is_typed else EXIT_OK
 
 
-def _report(error: DeepInferError, *, as_json: bool) -> None:
+def _report(error: DeepInferError, turn: int, *, as_json: bool) -> None:
     sys.stderr.write(f"deepinfer: {error}\n")
     if as_json:
-        _write_json({"error": error.as_record()})
+        _write_json({"turn": turn, "error": error.as_record()})
 
 
 def _write_json(record: dict[str, object]) -> None:
@@ -102,9 +104,10 @@ def _write_json(record: dict[str, object]) -> None:
 
 
 class _Show:
-    """Writes one answer as it comes."""
+    """Writes one answer as it comes. ``turn`` joins a JSON line to its question: 1 is the first."""
 
-    def __init__(self, *, as_json: bool) -> None:
+    def __init__(self, turn: int, *, as_json: bool) -> None:
+        self._turn = turn
         self._as_json = as_json
         self._thinks = False
         self._wrote = False
@@ -129,7 +132,7 @@ class _Show:
             sys.stderr.write("\ndeepinfer: the answer was ended\n")
         elif self._as_json:
             if output.error is None:
-                _write_json(output.as_record())
+                _write_json({"turn": self._turn, **output.as_record()})
             return
         if self._wrote or (output is not None and output.error is None):
             sys.stdout.buffer.write(b"\n")

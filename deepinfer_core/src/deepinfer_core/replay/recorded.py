@@ -21,6 +21,10 @@ REMEDY = "write results with deepinfer generate --out FILE, and keep the lines w
 COUNTED = ("verified", "accepted")
 
 
+MOST_MASS = 1.001
+"""Of a ``sum_smaller``: the range of the contract (SamplerOutput), which leaves room for rounding."""
+
+
 @frozen
 class RecordedAnswer:
     """One answer of a line. ``logprobs`` has one number for each token, where they were recorded."""
@@ -154,6 +158,10 @@ def _answer(record: Mapping[str, Any], line: int) -> RecordedAnswer:
             raise _wrong(line, "has logprobs that are none", "") from None
         if not all(map(math.isfinite, (*logprobs, *(smaller or ())))):
             raise _wrong(line, "has logprobs that are not finite", "")
+        if any(value > 0 for value in logprobs):
+            raise _wrong(line, "has a logprob above 0", "")
+        if any(not 0 <= value <= MOST_MASS for value in smaller or ()):
+            raise _wrong(line, f"has a sum_smaller outside 0 to {MOST_MASS}", "")
     verified, accepted = (_ids(record.get(f"{name}_drafts", []), f"{name}_drafts", line) for name in COUNTED)
     if len(verified) != len(accepted):
         raise _wrong(line, "has verified_drafts and accepted_drafts of different lengths", "")
