@@ -23,15 +23,16 @@ static void pack_places(const di_core *c, const di_step *step, di_staging *s)
     }
 }
 
-/* Whether the staging holds them: the step that was packed into it before had the same rows, and neither step has a row
- * of fewer tokens than there can be. */
+/* Whether the staging holds them: the step that was packed into it before had the same rows, in the same memory, and
+ * neither step has a row of fewer tokens than there can be. */
 static int are_places_kept(const di_core *c, const di_step *step, di_staging *s)
 {
     int is_even = step->t == step->n * c->dim.q;
     int is_kept = is_even && step->n_placed == 0 && step->n <= s->n_kept &&
-                  s->kept_step + (uint64_t)c->cfg.depth + 1 == step->id;
+                  s->kept_step + (uint64_t)c->cfg.depth + 1 == step->id && s->kept_rows == step->rows;
     s->n_kept = is_even ? step->n : 0;
     s->kept_step = step->id;
+    s->kept_rows = step->rows;
     return is_kept;
 }
 

@@ -114,6 +114,7 @@ typedef struct di_staging {
     int32_t n_selected_all;   /* entries of selected_rows that are their own index */
     int32_t n_kept;           /* rows of one decode step whose constant arrays stay (pack_tokens), 0 = none */
     uint64_t kept_step;       /* that step */
+    const di_row *kept_rows;  /* and its rows: a call that scheduled nothing leaves the ring slot those of another step */
 } di_staging;
 
 typedef struct di_counters {

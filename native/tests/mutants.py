@@ -131,6 +131,7 @@ MUTANTS = (
     Mutant("cached_counts_rejected_drafts", "di_append.c", "s->cached += n;", "s->cached += r->q;"),
     Mutant("stop_ids_go_on", "di_append.c", "uint32_t stops = may_stop(s, t->sampled[i]);", "uint32_t stops = 0;"),
     Mutant("kept_places_of_other_rows", "di_pack_decode.c", "is_even && step->n_placed == 0 &&", "is_even &&"),
+    Mutant("kept_places_of_spare_arrays", "di_pack_decode.c", " && s->kept_rows == step->rows", ""),
     Mutant("quick_rows_of_ended_requests", "di_append.c", " && s->phase == DI_PHASE_RUNNING", ""),
     Mutant("changed_views_not_noted", "di_layout.c", "if (changed || seen->version == 0)", "if (seen->version == 0)"),
     Mutant(
