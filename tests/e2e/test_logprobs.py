@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections import Counter
 from typing import Any
@@ -128,7 +129,8 @@ def test_command_lists_logprobs_as_strict_json(run: Any) -> None:
 
 
 def test_one_legal_token_has_a_finite_logprob_and_strict_json() -> None:
-    pytest.importorskip("xgrammar", reason="install xgrammar to keep answers to a regular expression")
+    if importlib.util.find_spec("xgrammar") is None:  # importing it by itself wants transformers
+        pytest.skip("install xgrammar to keep answers to a regular expression")
     params = SamplingParams(max_tokens=12, temperature=1, seed=2, top_logprobs=5, regex="aaaa")
     for mode in ("processed", "raw"):
         (output,) = answers(evolve(params, logprobs_mode=mode), ["import os"])

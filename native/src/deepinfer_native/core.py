@@ -262,9 +262,8 @@ class Core(Transfers, Sharing):
     def commit(self, step_id: int, output: SamplerOutput | None) -> EventView:
         """Append the tokens of a step and say what happened to its requests.
 
-        ``output`` may be None if no row of the step ends its prompt. Steps are committed in order (OrderError). A row
-        whose ``row_status`` is not OK ends its request with ENGINE, behind its accepted drafts. Raises ContractError
-        naming the field.
+        ``output`` may be None if no row ends its prompt. Steps are committed in order (OrderError). A row whose
+        ``row_status`` is not OK ends its request with ENGINE behind its accepted drafts. ContractError names the field.
         """
         gate, events = self._gate, self._events
         if not gate.try_enter(False):
