@@ -16,17 +16,16 @@ ROOT = Path(__file__).parent
 TORCH = "torch==2.13.0"
 TORCHLESS = ("./contracts", "./native", "./deepinfer_core")
 PLUGINS = ("./plugins/deepinfer_cpu", "./plugins/deepinfer_v41", "./plugins/deepinfer_samplers")
+# What users of the extras [audit] and [chat] have as well.
+LIBRARIES = ("scipy>=1.11", "deepseek-recipe>=0.2,<0.3")
 TEST_TOOLS = (
-    *(
-        "pytest>=8.3",
-        "pytest-xdist>=3.6",
-        "pytest-timeout>=2.3",
-        "hypothesis>=6.100",
-        "jsonschema>=4.20",
-        "scipy>=1.11",
-    ),
-    "deepseek-recipe>=0.2,<0.3",
+    "pytest>=8.3",
+    "pytest-xdist>=3.6",
+    "pytest-timeout>=2.3",
+    "hypothesis>=6.100",
+    "jsonschema>=4.20",
     "lark>=1.2",
+    *LIBRARIES,
 )
 LINT_TOOLS = ("ruff==0.17.6",)
 TYPE_TOOLS = ("mypy==2.4.1",)
@@ -152,7 +151,7 @@ def wheels(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Every command and program on the pages runs as written."""
-    install_wheels(session, "scipy>=1.11")
+    install_wheels(session, *LIBRARIES)
     install_grammars(session)
     session.run("python", "docs/run_pages.py", env=TEST_ENV)
 

@@ -2,7 +2,7 @@
 
 ``python docs/run_pages.py [PAGE ...]`` runs each ```bash block, and each ```python block as a script, of the pages (of
 README.md and all of ``docs/`` that people read in order, if none is given), in a folder of its own for each page.
-``.venv/bin/`` stands for the folder of the Python that runs this. A block with ``<!-- not run: REASON -->`` above it is
+``.venv`` stands for the environment of the Python that runs this. A block with ``<!-- not run: REASON -->`` above it is
 left out; ```text is output.
 """
 
@@ -30,11 +30,10 @@ def blocks(text: str) -> Iterator[tuple[int, str, str]]:
 
 def run_page(page: Path) -> list[str]:
     """Run a page's blocks in order. Returns one text for each that failed."""
-    programs = Path(sys.executable).parent
+    environment = Path(sys.executable).parent.parent
     failures = []
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, ".venv").mkdir()
-        Path(folder, ".venv", "bin").symlink_to(programs)
+        Path(folder, ".venv").symlink_to(environment)  # whole: Python knows its packages by what lies beside bin
         for line, kind, body in blocks(page.read_text("utf-8")):
             command = ["bash", "-euo", "pipefail", "-c", body] if kind == "bash" else [sys.executable, "-c", body]
             try:
