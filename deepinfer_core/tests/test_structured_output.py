@@ -341,10 +341,12 @@ def test_report_counts_masks_and_time():
         report = llm.grammar_report
         times = llm.times
     tokens = sum(len(output.token_ids) for output in [*outputs, *again])
-    assert (report.compiled, report.cached, report.failed, report.masks) == (1, 1, 0, tokens)
+    # The second request joins the compilation of the first, or comes after it and finds its grammar.
+    assert report.cached in (1, 2)
+    assert (report.compiled, report.failed, report.masks) == (1, 0, tokens)
     assert report.fill_ns > 0
     assert times.grammar >= report.fill_ns
-    assert str(report).startswith("grammars: 1 compiled, 1 cached, 0 failed; ")
+    assert str(report).startswith(f"grammars: 1 compiled, {report.cached} cached, 0 failed; ")
 
 
 @pytest.mark.parametrize("num_draft", [0, 3])

@@ -213,6 +213,7 @@ def test_unknown_name_lists_the_installed_plugins_with_status_3(alone, capsys):
 
 
 def test_whole_diagnosis_counts_only_what_a_run_needs(alone, sources):
+    pytest.importorskip("torch", reason="the distributions of these names require torch")
     alone.add("cpu", sources["backend"] + sources["probe"](devices=("cpu",)), dist="deepinfer-cpu")
     source = "from deepinfer_core import hookimpl\n@hookimpl\ndef deepinfer_sampler_create(name): return None\n"
     alone.add("canonical", source, kind="sampler", dist="deepinfer-samplers")
