@@ -1,4 +1,4 @@
-"""`native/src/di_checks.c`: the C validators and the exported contract table."""
+"""`native/src/di_checks.c`: the C validators, and behind them the table of contracts (`emit_table`)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ from generator.c_loops import Loop, Scratch, c_type, dim_name
 from generator.c_prelude import PRELUDE
 from generator.c_ranges import natural_of, part_of, range_test
 from generator.emit_c import BANNER
+from generator.emit_table import contract_table, quoted
 from generator.expr import Expr
 from generator.presence import presence_of
 from generator.resolve import Scope
 from generator.rules import Rule, rules_of
 from generator.schema import Contract, Field, Schema
-
-
-def _quote(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 class _Emitter:
@@ -35,7 +32,7 @@ class _Emitter:
         key = {"": "-1", "ratio": "(int32_t)r", "draft_step": "(int32_t)j"}[f.per]
         return (
             f"(di_site){{DI_CONTRACT_{self.c.macro}, {self.number[f.name]}, {check}, {key},"
-            f" {_quote(f'{self.c.name}.{f.name}')}, {_quote(text)}, step_id}}"
+            f" {quoted(f'{self.c.name}.{f.name}')}, {quoted(text)}, step_id}}"
         )
 
     def scalar(self, e: Expr) -> str:
@@ -85,7 +82,7 @@ class _Emitter:
             opening, closing = self.keys(f, bucket=False)
             texts = [f"presence {f.presence}", f"dtype {f.dtype}", f"shape {f.count}", "contiguous"]
             sites = " : ".join(
-                [f"fault == {k + 1} ? {_quote(t)}" for k, t in enumerate(texts[:-1])] + [_quote(texts[-1])]
+                [f"fault == {k + 1} ? {quoted(t)}" for k, t in enumerate(texts[:-1])] + [quoted(texts[-1])]
             )
             site = self.site(f, -1, "@").replace('"@"', sites)
             plain = f"di_is_plain(&{s.path('', f.name)}, DI_DTYPE_{f.dtype.upper()}, {len(f.shape or ())})"
@@ -374,24 +371,6 @@ def _indent(lines: list[str]) -> str:
     return "\n".join(out) + "\n"
 
 
-def _table(schema: Schema) -> str:
-    parts, rows = [], []
-    for c in schema.contracts:
-        names = ",\n".join(f"    {_quote(f'{n}:{d}')}" for n, d in c.links)
-        parts.append(f"static const uint64_t chain_{c.file}[] = DI_CHAIN_{c.macro};\n")
-        parts.append(f"static const char *const fields_{c.file}[] = {{\n{names},\n}};\n")
-        rows.append(
-            f"    {{{_quote(c.name)}, {_quote(c.version)}, DI_FIELDS_{c.macro}, (uint32_t)sizeof({c.struct}),\n"
-            f"     chain_{c.file}, {_quote(c.semantic_hash)}, fields_{c.file}}},\n"
-        )
-    return (
-        "".join(parts)
-        + f"\nstatic const di_contract_info contracts[] = {{\n{''.join(rows)}}};\n\n"
-        + "const di_contract_info *di_contracts(int *n)\n{\n"
-        + "    if (n != NULL) *n = (int)(sizeof contracts / sizeof contracts[0]);\n    return contracts;\n}\n"
-    )
-
-
 def checks(schema: Schema) -> str:
     functions = "\n".join(_Emitter(schema, c).function() for c in schema.contracts)
     return (
@@ -399,5 +378,5 @@ def checks(schema: Schema) -> str:
         " * Each rule is one loop over its arrays: O(length), no allocation.\n */\n"
         '#include "di_clones.h"\n#include "di_contracts.h"\n\n'
         "#include <math.h>\n#include <stdbool.h>\n#include <stdio.h>\n#include <string.h>\n"
-        f"{PRELUDE}\n{functions}\n{_table(schema)}"
+        f"{PRELUDE}\n{functions}\n{contract_table(schema)}"
     )
