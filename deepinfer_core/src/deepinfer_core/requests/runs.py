@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Self, TypeVar
@@ -235,9 +236,9 @@ class RunIterator(Iterator[Piece]):
     def __init__(self, run: Run) -> None:
         self._run: Run | None = run
 
+    @abstractmethod
     def _piece(self, request: Request) -> Piece | None:
         """What is new of ``request``; None: nothing that the caller wants to see."""
-        raise NotImplementedError
 
     def __next__(self) -> Piece:
         if self._run is None:
