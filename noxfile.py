@@ -29,6 +29,7 @@ TEST_TOOLS = (
 )
 LINT_TOOLS = ("ruff==0.17.6",)
 TYPE_TOOLS = ("mypy==2.4.1",)
+SITE_TOOLS = ("sphinx>=9.0,<10", "myst-parser>=5.2,<6", "furo>=2025.12")
 # Two OpenMP threads on busy cores are a hundred times slower than one; tests run side by side instead.
 TEST_ENV = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "random"}
 
@@ -36,7 +37,7 @@ nox.needs_version = ">=2024.10"
 nox.options.default_venv_backend = "uv"
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_missing_interpreters = False  # an absent interpreter is skipped, with nox's reason
-nox.options.sessions = ["lint", "types", "contracts", "tests", "torchless", "optimised", "wheels", "docs"]
+nox.options.sessions = ["lint", "types", "contracts", "tests", "torchless", "optimised", "wheels", "site", "docs"]
 
 os.environ.setdefault("UV_PYTHON_DOWNLOADS", "never")
 os.environ.setdefault("UV_FIND_LINKS", os.environ.get("PIP_FIND_LINKS", ""))
@@ -146,6 +147,14 @@ def wheels(session: nox.Session) -> None:
     session.chdir(session.create_tmp())
     session.run("deepinfer", "plugins")
     session.run("deepinfer", "generate", "--max-tokens", "16", "import os", env=TEST_ENV)
+
+
+@nox.session
+def site(session: nox.Session) -> None:
+    """The documentation as a site in build/site. A dead link, a missing anchor or a page in no index is an error."""
+    session.install(*SITE_TOOLS)
+    # -E: a page that did not change may link one that did.
+    session.run("sphinx-build", "-q", "-E", "-W", "-n", "--keep-going", "-d", ".nox/site", "docs", "build/site")
 
 
 @nox.session
