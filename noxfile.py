@@ -28,7 +28,7 @@ TEST_TOOLS = (
     *LIBRARIES,
 )
 LINT_TOOLS = ("ruff==0.17.6",)
-TYPE_TOOLS = ("mypy==2.4.1",)
+TYPE_TOOLS = ("mypy==2.4.1", "pytest>=8.3", "jinja2>=3.1")
 SITE_TOOLS = ("sphinx>=9.0,<10", "myst-parser>=5.2,<6", "furo>=2025.12")
 # Two OpenMP threads on busy cores are a hundred times slower than one; tests run side by side instead.
 TEST_ENV = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "random"}

@@ -1,0 +1,1 @@
+"""Tests of a backend: its plugin, its life, and each of its ops against a plain reference."""

@@ -1,0 +1,38 @@
+"""Options of the kit."""
+
+from __future__ import annotations
+
+import pytest
+
+from deepinfer_core.conformance.kinds import DEFAULT_LEVEL, KINDS, LEVELS, option_of
+
+PREFIX = "conformance_"
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Add them to this run of pytest.
+
+    :raises pytest.UsageError: another pytest plugin already has an option of one of these names.
+    """
+    options: list[tuple[str, str, dict[str, object]]] = [
+        (option_of(kind), kind, {"metavar": "NAME", "help": f"the {kind.replace('_', ' ')} to test"}) for kind in KINDS
+    ]
+    options += [
+        ("--level", "level", {"choices": LEVELS, "default": DEFAULT_LEVEL, "help": "how much to test (core)"}),
+        ("--report", "report", {"metavar": "FILE", "action": "append", "default": [], "help": "write .json or .html"}),
+        ("--known-failures", "known_failures", {"metavar": "FILE", "help": "tests that fail (./conformance.toml)"}),
+    ]
+    group = parser.getgroup("deepinfer_conformance", "conformance kit of DeepInfer")
+    for name, dest, attributes in options:
+        try:
+            group.addoption(name, dest=PREFIX + dest, **attributes)
+        except ValueError as exc:
+            raise pytest.UsageError(
+                f"the conformance kit needs the option {name}, which another pytest plugin has: {exc}; "
+                "switch that plugin off with -p no:NAME"
+            ) from exc
+
+
+def option(config: pytest.Config, name: str) -> object:
+    """The value of an option of the kit."""
+    return config.getoption(PREFIX + name)
