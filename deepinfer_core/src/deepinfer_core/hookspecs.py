@@ -71,8 +71,8 @@ def deepinfer_backend_create(name: str, device: str | None, config: EngineConfig
     :param name: The backend's name.
     :param device: The device asked for, e.g. ``cuda:0``; None leaves the choice to the backend.
     :param config: All settings, frozen.
-    :returns: The backend, normally from ``deepinfer_core.interfaces.build_backend``. Raises BackendUnavailable (or
-        another of the refusals of ``spec/kernels.md`` 3.3) when the device cannot be used.
+    :returns: The backend, normally from ``deepinfer_core.interfaces.build_backend``. Raises BackendUnavailable, or
+        another BackendError, when the device cannot be used.
 
     Stops at the first result. Asked only of the plugin that owns ``name``. Since API 1.0.
     """
@@ -85,12 +85,12 @@ def deepinfer_backend_create(name: str, device: str | None, config: EngineConfig
 def deepinfer_model_match(card: ModelCard) -> ModelMatch | None:
     """Say whether this plugin runs the model, and what it needs of a backend.
 
-    Called once for each plugin whose manifest lists the card's architecture. Reads no weights.
+    Called once for each such plugin. Reads no weights.
 
     :param card: ``config.json`` of the checkpoint, parsed.
     :returns: The match, or None. The highest score wins; equal scores are refused (E_MODEL_AMBIGUOUS).
 
-    Since API 1.0.
+    Asked only of plugins whose manifest lists the architecture. Since API 1.0.
     """
 
 
@@ -195,7 +195,7 @@ def deepinfer_scheduler_hints(match: ModelMatch, backend: Backend, config: Engin
     :returns: The hints, or None. A field left at its default asks for nothing; two plugins that ask for different
         values of one field are refused.
 
-    Since API 1.0.
+    Asked only of the plugins of the chosen model and backend. Since API 1.0.
     """
 
 
@@ -213,7 +213,7 @@ def deepinfer_doctor_checks(host: HostInfo) -> Sequence[DoctorCheck] | None:
     :returns: One check for each thing looked at, in the order to print. What this raises is reported as a problem of
         the plugin.
 
-    Since API 1.0.
+    Any plugin may implement it. Since API 1.0.
     """
 
 
@@ -228,5 +228,5 @@ def deepinfer_shutdown(reason: str) -> None:
 
     :param reason: ``closed``, ``error`` or ``interrupted``.
 
-    Since API 1.0.
+    Any plugin may implement it. Since API 1.0.
     """

@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 Tensor = Any
+"""What a backend computes with; a ``torch.Tensor`` in the first-party ones."""
 Record = TypeVar("Record")
 
 
@@ -68,8 +69,11 @@ class Backend(Protocol):
     """
 
     name: str
+    """The backend's name."""
     device: Any
+    """What tensors of this backend live on, as torch names it."""
     capabilities: Capabilities
+    """What it can do; compared with what the model requires."""
     ops: Mapping[str, Any]
     """Every op id that this backend offers -> callable."""
     plan: Mapping[str, str]
@@ -110,6 +114,7 @@ class Model(Protocol):
     """
 
     vocab_size: int
+    """Columns of the logits."""
 
     def load(self, path: Path) -> None:
         """Read the checkpoint at ``path``. Raises CheckpointError listing every problem found."""
@@ -320,4 +325,5 @@ class DraftingSampler(Sampler, Protocol):
 class StepObserver(Protocol):
     """Sees each step after commit; must not change anything."""
 
-    def step(self, kind: str, num_reqs: int, num_tokens: int, seconds: float) -> None: ...
+    def step(self, kind: str, num_reqs: int, num_tokens: int, seconds: float) -> None:
+        """Called after each commit: ``prefill`` or ``decode``, requests and rows of the step, and its time."""

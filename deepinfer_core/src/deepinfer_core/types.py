@@ -25,9 +25,13 @@ class ModelCard:
     """What is known of a model directory without loading weights (``config.json``, parsed)."""
 
     path: Path
+    """The model directory."""
     architecture: str
+    """First entry of ``architectures``; model plugins list those that they know in their manifest."""
     model_type: str
+    """As in ``config.json``; empty where it has none."""
     config: Mapping[str, Any]
+    """The whole of ``config.json``."""
 
 
 @frozen
@@ -35,10 +39,15 @@ class Requirements:
     """What a model needs of a backend; compared once, before weights load (``spec/kernels.md`` 3.2)."""
 
     ops: frozenset[str] = frozenset()
+    """Op ids that the model calls."""
     formats: frozenset[str] = frozenset()
+    """Cache formats, with or without the prefix ``kv:``."""
     features_required: frozenset[str] = frozenset()
+    """Features without which the model does not run."""
     features_preferred: frozenset[str] = frozenset()
+    """Features that it makes use of; the backend with most of them is preferred."""
     limits: Mapping[str, int] = field(factory=dict)
+    """Sizes that the backend's limits are compared with: ``topk``, ``heads`` and names of ``Capabilities.limits``."""
 
 
 @frozen
@@ -46,9 +55,13 @@ class ModelMatch:
     """A model plugin's answer to a card: it can run it, how well (``score``), and what it needs."""
 
     name: str
+    """The model's name in the manifest."""
     requirements: Requirements = Requirements()
+    """Compared with each backend before one is chosen, and again with the created one."""
     score: int = 0
+    """The highest one wins where several plugins match."""
     card: ModelCard | None = None
+    """The card that was matched; the core sets it where the plugin does not."""
     payload: object = None
     """The plugin's own parsed configuration, handed back to its other hooks."""
 
@@ -58,10 +71,15 @@ class CacheLayer:
     """One layer's share of a cache unit: ``entries`` rows of ``format`` for ``width`` values each."""
 
     layer: int
+    """Index of the layer in the model."""
     entries: int
+    """Rows of one unit."""
     format: str
+    """Cache format, one of the claims ``kv:...`` without the prefix."""
     width: int
+    """Values of one entry."""
     ratio: int = 1
+    """Tokens of the text that one entry stands for."""
 
 
 @frozen
@@ -73,8 +91,11 @@ class CacheSpec:
     """
 
     name: str
+    """What the model calls it: ``caches.view(name, layer)``."""
     pool: Pool
+    """Which pool its units belong to."""
     layers: Sequence[CacheLayer]
+    """The layers that own such a cache, each once."""
 
 
 @frozen
@@ -86,21 +107,38 @@ class SchedulerHints:
     """
 
     block_size: int = 128
+    """Tokens of one block, where the setting does not say."""
     window: int = 0
+    """Positions of the sliding window; 0: none."""
     backtrack: int = 1
+    """Positions that a step may take back."""
     swa_ring: int = 0
+    """Positions of the window ring of a sequence, at least ``window + backtrack``; 0: no ring."""
     ratios_sparse: tuple[int, ...] = ()
+    """Compression ratios of layers with an indexer."""
     ratios_dense: tuple[int, ...] = ()
+    """Compression ratios of layers without one."""
     state_slots: bool = False
+    """Each sequence needs a slot of the pool ``state``."""
     ngram: int = 0
+    """Tokens of the longest n-gram that the model looks up; 0: none."""
     ngram_table: npt.NDArray[np.int32] | None = None
+    """int32 ``[size]``: compressed id of each token id."""
     ngram_pad: int = 0
+    """Compressed id that stands before the beginning of a text."""
     max_model_len: int | None = None
+    """Longest sequence that the model is made for, in tokens."""
     vocab_size: int | None = None
+    """Ids that may occur in a prompt."""
     stream_ordered_reuse: bool = False
+    """All work on cache memory is issued on one queue in order, so that a unit may be reused by the next launched
+    step."""
     row_order: Literal["stable", "length_desc"] = "stable"
+    """``length_desc``: the backend wants the longest requests first."""
     joint_steps: bool = False
+    """The backend runs prefill and decode rows in one step. This release makes no such steps."""
     zero_swa_on_alloc: bool = False
+    """Slots of the pool ``swa`` are zeroed when a sequence gets them."""
     num_draft: int = 0
     """Draft tokens of a request in each decode step (K); the sampler then verifies and proposes them."""
     inputs: Literal["InputMetadata", "InputMetadataV41"] = "InputMetadata"
@@ -118,13 +156,21 @@ class ProbeReport:
     """What a backend finds on this host, without creating a device context (runs in a child process)."""
 
     present: bool
+    """A device of this kind is in the machine."""
     usable: bool
+    """It can be used now."""
     devices: tuple[str, ...] = ()
+    """One name for each device."""
     arch: str = ""
+    """Architecture of the devices, compared with ``arch`` of the manifest; empty: not compared."""
     driver: str = ""
+    """Driver or library with its version."""
     score: int = 0
+    """Ranks backends of which none meets more preferred features."""
     reasons: tuple[str, ...] = ()
+    """Why it cannot be used."""
     remedy: str = ""
+    """What a person can do about that."""
 
 
 @frozen
@@ -132,25 +178,45 @@ class Capabilities:
     """What a backend instance can do (``spec/kernels.md`` 3.2). JSON-serialisable."""
 
     name: str
+    """The backend's name."""
     device_type: str
+    """Kind of device, as torch calls it."""
     arch: str
+    """Architecture of the device: ``cpu``, ``sm_90``."""
     count: int = 1
+    """Devices of this instance."""
     memory_bytes: int = 0
+    """Memory of the device; 0: not told."""
     dtypes: frozenset[str] = frozenset()
+    """Number formats of activations."""
     gemm_formats: frozenset[tuple[str, str, str]] = frozenset()
+    """Triples (activation, weight, scale) that ``gemm.*`` takes."""
     kv_formats: frozenset[str] = frozenset()
+    """Formats of main and window caches."""
     index_formats: frozenset[str] = frozenset()
+    """Formats of index caches."""
     sf_word: str = "f32"
+    """How scale factors are packed: ``f32``, ``i32x4``, ``i16x2``."""
     heads: tuple[int, ...] = ()
+    """Counts of query heads that attention takes; empty: any."""
     max_topk: int = 0
+    """Most entries that ``index.topk`` gives; 0: any."""
     page_sizes: tuple[int, ...] = ()
+    """Tokens of a block that the ops take; empty: any."""
     max_experts: int = 0
+    """Most experts of a layer; 0: any."""
     graph: bool = False
+    """Steps can be captured and replayed."""
     timing_events: bool = False
+    """Events of the device carry times."""
     features: frozenset[str] = frozenset()
+    """Features, by the names of the claims without ``feature:``."""
     limits: Mapping[str, int] = field(factory=dict)
+    """Further limits by name; what is not named is not limited."""
     determinism: Mapping[str, bool] = field(factory=dict)
+    """``run_to_run``, ``batch_invariant``, ``cross_backend_sampler``: which of them hold."""
     notes: str = ""
+    """Anything a reader of a report should know."""
 
 
 @frozen
@@ -158,8 +224,11 @@ class HostInfo:
     """The machine as a probe sees it."""
 
     os: str
+    """``linux``, ``darwin``, ...: ``sys.platform``."""
     machine: str
+    """``x86_64``, ``aarch64``, ..."""
     python: str
+    """Version of Python."""
 
 
 @frozen
@@ -173,7 +242,9 @@ class DoctorCheck:
     detail: str
     """What was found: versions, paths, sizes; or what is wrong."""
     reason: str = ""
+    """Why, for a problem."""
     remedy: str = ""
+    """What to do, for a problem."""
 
 
 @frozen
@@ -181,5 +252,8 @@ class ConfigPatch:
     """A setting that a plugin asks for, with its reason; two different values for one key are refused."""
 
     key: str
+    """Name of the setting."""
     value: object
+    """What it should be."""
     reason: str
+    """Why, in a few words; ``deepinfer doctor --settings`` shows it."""

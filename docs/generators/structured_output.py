@@ -6,6 +6,7 @@ from deepinfer_samplers.grammars import ebnf, json_schema, regex, structural_tag
 from deepinfer_samplers.grammars.grammar_text import MAX_WHITE_SPACE
 from deepinfer_samplers.grammars.schema_formats import FORMATS
 from deepinfer_samplers.grammars.schema_keywords import ANNOTATIONS, ENFORCED, REFUSED
+from generators.markdown import NOTICE
 
 INSTALL = """\
 ## Install
@@ -83,13 +84,13 @@ its properties.
 """
 
 
-def structured_output_page(notice: str) -> str:
-    """The page, with the notice that it is generated."""
+def structured_output_page() -> str:
+    """The page, made of texts and of tables."""
     return "\n".join(
         [
             "# Structured output: what is enforced",
             "",
-            notice,
+            NOTICE,
             INSTALL,
             SCHEMAS.rstrip(),
             "",

@@ -1,0 +1,32 @@
+"""The page of environment variables: those of the settings, and what others read that matters here."""
+
+from __future__ import annotations
+
+from deepinfer_core.config import settings_by_key
+from generators.markdown import NOTICE, cell
+
+OTHERS = {
+    "OMP_NUM_THREADS": "threads of torch, unless `--num-threads` says otherwise; 1 is often fastest on a busy machine",
+    "PYTHONPATH": "folders here hide installed packages; `deepinfer doctor` names plugins that are hidden so",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "read by pytest: the conformance kit then needs "
+    "`-p deepinfer_core.conformance.pytest_plugin`",
+}
+
+
+def environment_page() -> str:
+    lines = [
+        "# Environment variables",
+        "",
+        NOTICE,
+        "Every setting can be given in the environment. A flag and the settings file win over it. A variable that",
+        "begins with `DEEPINFER_` and is not listed here gives a warning with the nearest name, and changes nothing.",
+        "",
+        "| variable | setting | values | meaning |",
+        "| --- | --- | --- | --- |",
+    ]
+    named = sorted((declared.env_name(key), key, declared) for key, declared in settings_by_key().items())
+    for variable, key, declared in named:
+        lines.append(f"| `{variable}` | `{key}` | {declared.range_text()} | {cell(declared.help)} |")
+    lines += ["", "## Read by others", "", "| variable | what it does here |", "| --- | --- |"]
+    lines += [f"| `{variable}` | {meaning} |" for variable, meaning in OTHERS.items()]
+    return "\n".join(lines) + "\n"
