@@ -267,7 +267,7 @@ def generate(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             def make_sampler(self, *args: Any) -> Any:
                 return wrap(VerifiedParts.make_sampler(self, *args))
 
-        def assemble(config: Any) -> Any:
+        def assemble(config: Any, **_: Any) -> Any:
             made = verified_parts(config, SPOILT["in rotation"], card=card)
             return Parts(**{field.name: getattr(made, field.name) for field in attrs.fields(VerifiedParts)})
 

@@ -49,7 +49,7 @@ def run(
     def call(*arguments: object, stdin: bytes = b"", answer: str = ANSWER, model: Path = model_dir) -> Any:
         card = ModelCard(path=model, architecture="Toy", model_type="toy", config={})
 
-        def assemble(config: Any) -> ToyParts:
+        def assemble(config: Any, **_: Any) -> ToyParts:
             parts = ToyParts(config, card=card, **chat_parts([answer], chat_tokenizer()))
             parts.model.check_prompt = lambda ids: prompts.append(list(ids))
             return parts

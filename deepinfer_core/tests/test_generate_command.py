@@ -41,7 +41,7 @@ def run(
     """Runs the command; gives status, standard output and standard error."""
     card = ModelCard(path=model_dir, architecture="Toy", model_type="toy", config={})
 
-    def assemble(config: Any) -> ToyParts:
+    def assemble(config: Any, **_: Any) -> ToyParts:
         sys.stderr.write("backend: toy (test)\n")
         return ToyParts(config, card=card, **parts)
 

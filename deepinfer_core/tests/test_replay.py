@@ -48,7 +48,7 @@ def run(
 ) -> Run:
     """Runs the command over toys; gives status, standard output and standard error."""
 
-    def assemble(config: Any) -> ToyParts:
+    def assemble(config: Any, **_: Any) -> ToyParts:
         sys.stderr.write("backend: toy (test)\n")
         card = ModelCard(path=model_dir, architecture="Toy", model_type="toy", config={})
         return ToyParts(config, card=card, **parts)
@@ -252,6 +252,20 @@ def test_file_that_was_cut_short_is_refused_with_the_line(run: Run, results: Pat
     status, out, err = run("replay", results)
     assert (status, out) == (2, "")
     assert err.startswith("deepinfer: E_INPUT: line 3 is not JSON\n")
+
+
+def test_byte_order_mark_and_empty_lines_say_nothing(run: Run, results: Path) -> None:
+    first, *others = results.read_bytes().splitlines(keepends=True)
+    results.write_bytes(b"\xef\xbb\xbf" + first + b"\n \n" + b"".join(others) + b"\n")
+    assert run("replay", results)[:2] == (0, "4 of 4 answers are equal\n")
+
+
+@pytest.mark.parametrize("field", ["prompt_token_ids", "token_ids"])
+def test_token_that_the_model_does_not_have_is_refused_with_the_line(run: Run, results: Path, field: str) -> None:
+    edit(results, lambda rows: rows[0][field].__setitem__(0, 70_000))
+    status, out, err = run("replay", results)
+    assert (status, out) == (2, "")
+    assert "deepinfer: E_INPUT: line 1 has token 70000\n" in err
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.Cap
     save_tokenizer(tmp_path)
     card = ModelCard(path=tmp_path, architecture="Toy", model_type="toy", config={})
     monkeypatch.setattr(
-        "deepinfer_core.assembly.assemble.assemble", lambda config: ToyParts(config, card=card, grammar=TinyEngine)
+        "deepinfer_core.assembly.assemble.assemble", lambda config, **_: ToyParts(config, card=card, grammar=TinyEngine)
     )
 
     def call(*arguments: object, stdin: str = "") -> tuple[int, bytes, str]:

@@ -58,6 +58,15 @@ def test_min_tokens_longer_than_the_grammar_gives_way_with_a_warning():
     )
 
 
+def test_warning_of_a_step_is_no_error_of_the_step_where_warnings_are_errors(capsys):
+    with grammar_llm() as llm, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (output,) = llm.generate(["x"], SamplingParams(regex="ab", min_tokens=9, max_tokens=12))
+        check_idle(llm)
+    assert (output.text, output.error) == ("ab", None)
+    assert capsys.readouterr().err.startswith("deepinfer: W_GRAMMAR_END: request 0: ")
+
+
 def test_min_tokens_keep_an_optional_end_away():
     with grammar_llm() as llm:
         (output,) = llm.generate(["x"], SamplingParams(regex="a{1,20}", min_tokens=9, max_tokens=12, temperature=0))

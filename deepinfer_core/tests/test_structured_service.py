@@ -84,6 +84,22 @@ def test_service_without_capacity_refuses(monkeypatch):
     service.close()
 
 
+def test_service_that_gets_no_thread_refuses_and_works_once_there_is_one(monkeypatch):
+    service = service_of(TinyEngine(byte_tokenizer(), 300))
+
+    def none_left(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none_left)
+        with pytest.raises(NoCapacity):
+            service.ask(regex("a"))
+    job = service.ask(regex("a"))
+    finish(service, job)
+    assert job.grammar is not None
+    service.close()
+
+
 @pytest.mark.parametrize("failure", [RuntimeError("no"), SystemExit(3), MemoryError(), KeyboardInterrupt()])
 def test_whatever_a_compile_raises_is_the_jobs_and_the_worker_goes_on(failure):
     class Raises(TinyEngine):

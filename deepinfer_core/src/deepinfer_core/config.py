@@ -15,7 +15,7 @@ import attrs
 from attrs import frozen
 
 from deepinfer_core.errors import ConfigError, NotSupported
-from deepinfer_core.settings import Setting, did_you_mean, nearest, read_value, setting
+from deepinfer_core.settings import Setting, did_you_mean, nearest, read_value, setting, source_text
 
 if TYPE_CHECKING:  # --help needs the settings, and no record
     from deepinfer_core.types import ConfigPatch, Determinism, DraftSchedule, NumericMode, Verification, VerifySetting
@@ -369,9 +369,7 @@ def _from_flags(flags: Mapping[str, object], origin: str) -> _Layer:
     layer: _Layer = {}
     for key, raw in flags.items():
         if raw is not None:
-            names = {"flag": "--" + key.replace("_", "-"), "the results": f"{key} in the results"}
-            source = names.get(origin, f"{origin} {key}")
-            layer[key] = (raw, origin, source)
+            layer[key] = (raw, origin, source_text(key, origin))
     return layer
 
 

@@ -122,6 +122,17 @@ def read_value(key: str, declared: Setting, raw: object, source: str) -> Any:
     return value
 
 
+def source_text(key: str, origin: str) -> str:
+    """Where a value came from, as a message names it: ``--draft-tokens`` for the origin ``flag``."""
+    if origin == "flag":
+        return "--" + key.replace("_", "-")
+    if origin == "argument":
+        return f"argument {key}"
+    if origin == "the results":
+        return f"{key} in the results"
+    return origin.removeprefix("environment ")
+
+
 def _refuse(key: str, declared: Setting, raw: object, source: str) -> ConfigError:
     guess = did_you_mean(raw, declared.choices) if isinstance(raw, str) and declared.choices else ""
     return ConfigError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deepinfer_core.assembly.assemble import assemble
-from deepinfer_core.errors import DeepInferError
+from deepinfer_core.errors import DeepInferError, NotSupported
 
 
 @pytest.fixture
@@ -15,9 +15,9 @@ def tiny(site, sources):
     return site
 
 
-def build(site, announce=None, **settings):
+def build(site, announce=None, structured=False, **settings):
     manager = site.manager(**settings)
-    return assemble(manager.config, announce=announce, manager=manager)
+    return assemble(manager.config, announce=announce, manager=manager, structured=structured)
 
 
 def test_assemble_creates_and_loads_everything(tiny, checkpoint_of):
@@ -179,6 +179,20 @@ def test_assemble_with_a_missing_backend_says_so_before_the_model(tiny):
         "  reason: installed backends: cpu\n"
         "  remedy: deepinfer --backend cpu ..., or pip install the plugin that provides 'nope'"
     )
+
+
+@pytest.mark.parametrize(
+    ("setting", "kind"), [("sampler", "sampler"), ("grammar_engine", "grammar"), ("model_plugin", "model")]
+)
+def test_assemble_with_a_missing_plugin_that_a_setting_names_says_so_before_the_model(tiny, setting, kind):
+    with pytest.raises(DeepInferError) as caught:
+        build(tiny, model="/no/such/model", **{setting: "nope"})
+    assert str(caught.value).startswith(f"E_PLUGIN_MISSING: no {kind} named 'nope'\n  reason: installed {kind}s: ")
+
+
+def test_assemble_for_structured_output_without_an_engine_says_so_before_the_model(tiny):
+    with pytest.raises(NotSupported, match="structured output needs a grammar engine, and none can be used here"):
+        build(tiny, model="/no/such/model", structured=True)
 
 
 def test_make_sampler_loads_its_plugin_on_first_use(tiny, checkpoint_of):

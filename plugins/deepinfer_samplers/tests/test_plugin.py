@@ -89,6 +89,7 @@ def test_hook_blacklist_beyond_the_vocabulary_is_refused():
     with pytest.raises(ConfigError) as caught:
         made(decode_token_blacklist=[3, 16])
     assert caught.value.what == "decode_token_blacklist names token 16, and the vocabulary has ids 0 to 15"
+    assert caught.value.reason == "set by --decode-token-blacklist"
 
 
 def test_hook_other_name_is_refused():

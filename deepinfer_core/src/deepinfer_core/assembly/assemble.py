@@ -16,6 +16,7 @@ from attrs import define, field
 
 from deepinfer_core.assembly.model_card import read_model_card
 from deepinfer_core.assembly.model_length import resolve_max_model_len
+from deepinfer_core.assembly.named_plugins import refuse_unusable_names
 from deepinfer_core.assembly.parts import MakeGrammarEngine
 from deepinfer_core.assembly.speculation import draft_length
 from deepinfer_core.config import EngineConfig
@@ -24,7 +25,7 @@ from deepinfer_core.interfaces import Backend, LogitsFilter, Model, RowSampler, 
 from deepinfer_core.plugins.failure import plugin_failure
 from deepinfer_core.plugins.grammars import choose_grammar_engine
 from deepinfer_core.plugins.hooks import Hooks
-from deepinfer_core.plugins.manager import PluginManager, backend_missing
+from deepinfer_core.plugins.manager import PluginManager
 from deepinfer_core.plugins.registry import PluginRecord
 from deepinfer_core.plugins.requirements import missing_capabilities
 from deepinfer_core.plugins.selection import Selection, refuse_missing, select_backend
@@ -102,20 +103,26 @@ class Assembly:
 
 
 def assemble(
-    config: EngineConfig, *, announce: Announce | None = _to_stderr, manager: PluginManager | None = None
+    config: EngineConfig,
+    *,
+    announce: Announce | None = _to_stderr,
+    manager: PluginManager | None = None,
+    structured: bool = False,
 ) -> Assembly:
     """Find, choose, create and load everything that ``config`` asks for.
 
     :param announce: Gets the line that says which backend runs and why; None: nobody does.
     :param manager: Plugins to use; None: the installed ones.
+    :param structured: There will be structured output: without a grammar engine that is refused before the weights.
     :raises DeepInferError: a typed error of the step that failed; what was created until then is closed.
     """
     manager = manager or PluginManager.from_config(config)
     hooks = Hooks(manager)
-    if config.backend != "auto" and manager.registry.find("backend", config.backend) is None:
-        raise backend_missing(manager.registry, config.backend)  # before a model is looked at: it was named by hand
+    refuse_unusable_names(manager)
     backend: Backend | None = None
     try:
+        if structured:
+            choose_grammar_engine(manager)
         extensions = [manager.require("extension", name) for name in config.plugins.enable]
         card = read_model_card(config.model if config.model is not None else default_checkpoint(manager))
         owner, match = match_model(manager, card)

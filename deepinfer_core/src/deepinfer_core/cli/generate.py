@@ -283,7 +283,7 @@ def load_llm(config: EngineConfig, params: SamplingParams) -> LLM:
     from deepinfer_core.llm import LLM
 
     load_native()  # before the weights: a wrong build should not cost that time
-    llm = LLM.from_assembly(assemble(config))
+    llm = LLM.from_assembly(assemble(config, structured=params.structured is not None))
     for line in llm.built.plan.warnings:
         sys.stderr.write(f"deepinfer: {line}\n")
     try:

@@ -32,7 +32,7 @@ def replay(context: click.Context, results: str) -> int:
     backend, 4 another model, 130 interrupted.
     """
     from deepinfer_core.parameters.sampling_params import SamplingParams
-    from deepinfer_core.replay import describe_run, differences_of_runs, read_results
+    from deepinfer_core.replay import describe_run, differences_of_runs, read_results, refuse_foreign_ids
 
     state = context.ensure_object(CommandState)
     recorded = read_results(results)
@@ -43,6 +43,7 @@ def replay(context: click.Context, results: str) -> int:
         _require_model(run, Path(config.model).expanduser())  # before its weights are read
     with load_llm(config, SamplingParams()) as llm:
         _require_model(run, llm.assembly.card.path)
+        refuse_foreign_ids(recorded, llm.built.vocab_size)
         environment = list(differences_of_runs(run, describe_run(llm)))
         for phrase in environment:
             sys.stderr.write(f"deepinfer: not as recorded: {phrase}\n")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 
 from deepinfer_core.interfaces import StepObserver
 from deepinfer_core.pipeline.record import StepRecord
+from deepinfer_core.pipeline.step_warnings import warn
 from deepinfer_core.pipeline.times import PhaseTimes
 from deepinfer_core.records import StepKind
 
@@ -38,4 +38,4 @@ class StepMeter:
                 observer.step(kind, record.num_reqs, record.num_tokens, ns * 1e-9)
             except Exception as err:  # an observer must not change the run; it is dropped, and that is said once
                 self.observers.remove(observer)
-                warnings.warn(f"W_OBSERVER: {type(observer).__name__} failed and is off: {err}", stacklevel=2)
+                warn(f"W_OBSERVER: {type(observer).__name__} failed and is off: {err}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deepinfer_core.replay.comparison import Difference, compare
-from deepinfer_core.replay.recorded import RecordedAnswer, RecordedRequest, Results, read_results
+from deepinfer_core.replay.recorded import RecordedAnswer, RecordedRequest, Results, read_results, refuse_foreign_ids
 from deepinfer_core.replay.run import describe_run, differences_of_runs, request_fields
 
 __all__ = [
@@ -15,5 +15,6 @@ __all__ = [
     "describe_run",
     "differences_of_runs",
     "read_results",
+    "refuse_foreign_ids",
     "request_fields",
 ]

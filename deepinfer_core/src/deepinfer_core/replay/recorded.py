@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,10 @@ def read_results(path: str) -> Results:
     first = 0
     requests: list[RecordedRequest] = []
     skipped: list[int] = []
-    for line, raw in enumerate(data.splitlines(), 1):
+    # Editors and other systems add such marks and empty lines, which say nothing.
+    for line, raw in enumerate(data.removeprefix(BOM_UTF8).splitlines(), 1):
+        if not raw.strip():
+            continue
         record = _object(raw, line)
         found = record.get("run")
         if not isinstance(found, Mapping):
@@ -100,6 +104,14 @@ def read_results(path: str) -> Results:
     if run is None or not requests:
         raise InvalidInputFile(f"{path} has no answer that could be repeated", remedy=REMEDY)
     return Results(run, tuple(requests), tuple(skipped))
+
+
+def refuse_foreign_ids(results: Results, vocab_size: int) -> None:
+    """Raises InvalidInputFile naming the first line with a token that the model does not have."""
+    for request in results.requests:
+        for token in (*request.prompt_token_ids, *(token for answer in request.answers for token in answer.token_ids)):
+            if token >= vocab_size:
+                raise _wrong(request.line, f"has token {token}", f"the model has ids 0 to {vocab_size - 1}")
 
 
 def _object(raw: bytes, line: int) -> Mapping[str, Any]:

@@ -26,7 +26,7 @@ def now() -> float:
 
 
 class NoCapacity(Exception):
-    """Every worker is stuck."""
+    """Every worker is stuck, or the system gives no thread to work in."""
 
 
 @define(eq=False)
@@ -103,8 +103,15 @@ class CompileService:
             self._queue.append(job)
             if len(self._threads) - len(self._running) < len(self._queue) and len(self._threads) < self.workers:
                 thread = threading.Thread(target=self._run, name="deepinfer-grammar", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError:  # the system gives no more threads: those that there are do the work
+                    if not self._threads:
+                        del self._jobs[job.key]
+                        self._queue.remove(job)
+                        raise NoCapacity from None
+                else:
+                    self._threads.append(thread)
             self._work.notify()
         return job
 

@@ -7,7 +7,6 @@ are written, the step is sampled. So only emitted tokens move a grammar on, with
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Collection
 from time import perf_counter_ns
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from deepinfer_core.pipeline.record import StepRecord
+from deepinfer_core.pipeline.step_warnings import warn
 from deepinfer_core.requests.finish_detail import FinishDetail
 from deepinfer_core.requests.request import Request
 from deepinfer_core.structured.failures import Failure
@@ -115,10 +115,9 @@ class RunningGrammars:
         failure, wins = progress.fill(self._masks, index, count, request.token_ids, lambda j: step.excluded(first + j))
         if wins and not request.end_was_early:
             request.end_was_early = True
-            warnings.warn(
+            warn(
                 f"W_GRAMMAR_END: request {request.request_id}: its grammar allows nothing but an end within the first "
-                f"min_tokens ({request.params.min_tokens}) tokens; it ends there",
-                stacklevel=2,
+                f"min_tokens ({request.params.min_tokens}) tokens; it ends there"
             )
         overruled.update(first + j for j in wins)
         return failure

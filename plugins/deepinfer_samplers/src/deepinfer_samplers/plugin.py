@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from deepinfer_core import hookimpl
 from deepinfer_core.errors import ConfigError, InvalidParameter, PluginMissing
+from deepinfer_core.settings import source_text
 
 if TYPE_CHECKING:
     from deepinfer_core.config import EngineConfig
@@ -56,7 +57,7 @@ def deepinfer_sampler_create(
     if unknown_ids:
         raise ConfigError(
             f"decode_token_blacklist names token {unknown_ids[0]}, and the vocabulary has ids 0 to {vocab_size - 1}",
-            reason=f"set by {config.origin('decode_token_blacklist')}",
+            reason=f"set by {source_text('decode_token_blacklist', config.origin('decode_token_blacklist'))}",
             remedy="give ids of this model's tokenizer",
             details={"field": "decode_token_blacklist", "value": unknown_ids},
         )

@@ -1,0 +1,31 @@
+"""Plugins that the settings name: whether each is there, before a model is looked at and its weights are read.
+
+A plugin that a person named works or the command fails (``spec/plugins.md``, rule 2). What can be told without
+importing it is told here; what its code says, when it is loaded.
+"""
+
+from __future__ import annotations
+
+from deepinfer_core.plugins.manager import PluginManager, backend_missing
+
+
+def refuse_unusable_names(manager: PluginManager) -> None:
+    """Look up every name in the settings. Nothing is imported.
+
+    :raises DeepInferError: no plugin has a name (BackendNotInstalled, PluginMissing: they list the installed ones), or
+        the one that has it cannot be used; the error is that plugin's own.
+    """
+    config, registry = manager.config, manager.registry
+    if config.backend != "auto" and registry.find("backend", config.backend) is None:
+        raise backend_missing(registry, config.backend)
+    by_setting = {"model_plugin": "model", "sampler": "sampler", "grammar_engine": "grammar"}
+    named = [(kind, config.get(key)) for key, kind in by_setting.items() if config.origin(key) != "default"]
+    named += [("extension", name) for name in config.plugins.enable]
+    for kind, name in named:
+        if name in (None, "auto"):  # no plugin has that name
+            continue
+        record = registry.find(kind, name)
+        if record is None:
+            raise registry.missing(kind, name)
+        if record.error is not None:
+            raise record.error
