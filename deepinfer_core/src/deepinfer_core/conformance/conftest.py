@@ -57,26 +57,28 @@ def generator(request: pytest.FixtureRequest, rng: Callable[[int], Any]) -> Any:
 def tolerance(request: pytest.FixtureRequest) -> Callable[..., Callable[..., Any]]:
     """``tolerance(op_id)``: a check ``(actual, reference, **context)`` in the class of the op table.
 
-    ``tolerance(op_id, "U(2)")`` uses another class, for an output to which the table gives none. What is measured goes
+    ``tolerance(op_id, output="lse")`` takes the class of that output (``tolerances.OUTPUT_CLASSES``; ``bytes`` is class
+    B), ``tolerance(op_id, "U(2)")`` any other. What is measured goes
     into the report; ``context`` is told in :func:`deepinfer_core.conformance.tolerances.check`.
     """
-    from deepinfer_contracts import OPS
     from deepinfer_core.conformance import tolerances
 
     notes = request.node.stash[NOTES]
 
-    def of(op: str, spec: str | None = None) -> Callable[..., Any]:
-        chosen = spec if spec is not None else OPS[op].tolerance
+    def of(op: str, spec: str | None = None, *, output: str = "") -> Callable[..., Any]:
+        chosen = spec if spec is not None else tolerances.class_of(op, output)
 
         def check(actual: Any, reference: Any, **context: Any) -> Any:
             __tracebackhide__ = True
             if notes["seeds"]:
                 context.setdefault("seed", notes["seeds"][-1])
-            measured = tolerances.check(actual, reference, chosen, op=op, **context)
-            held = notes["tolerances"].get((op, chosen))
+            context = {"op": op, **({"output": output} if output else {}), **context}
+            measured = tolerances.check(actual, reference, chosen, **context)
+            held = notes["tolerances"].get((op, output, chosen))
             if held is None or measured.value > held["measured"]:
-                notes["tolerances"][op, chosen] = {
+                notes["tolerances"][op, output, chosen] = {
                     "op": op,
+                    "output": output,
                     "class": chosen,
                     "measured": measured.value,
                     "limit": measured.limit,

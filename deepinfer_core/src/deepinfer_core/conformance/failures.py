@@ -64,3 +64,16 @@ def require_raises(kind: type[BaseException], what: str, **facts: object) -> Ite
             expected=f"a {kind.__name__}",
         ) from exc
     raise ConformanceFailure(what, **facts, got="no exception", expected=f"a {kind.__name__}")
+
+
+@contextmanager
+def require_no_error(what: str, **facts: object) -> Iterator[None]:
+    """Turn whatever the block raises into a failure of the test: for what has to work and is no typed error."""
+    __tracebackhide__ = True
+    try:
+        yield
+    except ConformanceFailure:
+        raise
+    except Exception as exc:
+        text = str(exc).splitlines()[0] if str(exc) else ""
+        raise ConformanceFailure(what, **facts, got=f"{type(exc).__name__}: {text}", expected="no exception") from exc

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 KINDS = ("backend", "model", "sampler", "logits_filter", "grammar", "extension")
+COMMON = "common"
+"""Folder of the tests of every kind."""
 LEVELS = ("smoke", "core", "full")
 DEFAULT_LEVEL = "core"
 KIT = Path(__file__).resolve().parent

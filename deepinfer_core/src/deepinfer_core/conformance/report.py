@@ -78,6 +78,7 @@ def document(
         "partial": partial,
         "left_out": list(collected.left_out),
         "tests": [_test(outcome) for outcome in outcomes],
+        "worst": _worst(outcomes),
         "claims": _claims(subject, outcomes, collected),
         "known_failures": [{"test": k.test, "reason": k.reason, "issue": k.issue} for k in known],
         "counts": {name: counts.get(name, 0) for name in ("passed", "failed", "error", "skipped", "known failure")},
@@ -115,6 +116,17 @@ def _test(outcome: Outcome) -> dict[str, Any]:
         "seconds": round(outcome.seconds, 4),
         "tolerances": outcome.tolerances,
     }
+
+
+def _worst(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """The farthest measured of each op, output and class, and the test that measured it: what drifts shows in time."""
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for outcome in outcomes:
+        for measured in outcome.tolerances:
+            key = (measured["op"], measured["output"], measured["class"])
+            if key not in found or measured["measured"] > found[key]["measured"]:
+                found[key] = {**measured, "test": outcome.facts["test"]}
+    return [found[key] for key in sorted(found)]
 
 
 def _claims(subject: Subject, outcomes: Sequence[Outcome], collected: Collected) -> list[dict[str, Any]]:

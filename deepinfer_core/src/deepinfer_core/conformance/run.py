@@ -10,7 +10,7 @@ import pytest
 from attrs import asdict
 
 from deepinfer_core.conformance.failures import ConformanceFailure
-from deepinfer_core.conformance.kinds import KINDS, option_names, option_of
+from deepinfer_core.conformance.kinds import COMMON, KINDS, option_names, option_of
 from deepinfer_core.conformance.known_failures import KnownFailuresError, read_known_failures, unmatched
 from deepinfer_core.conformance.options import option
 from deepinfer_core.conformance.recorder import Recorder
@@ -54,6 +54,7 @@ class Kit:
         """Settle what is tested. Bad input ends the run here."""
         config.addinivalue_line("markers", "level(name): the least level of the kit that runs the test")
         config.addinivalue_line("markers", "needs(*claims): skipped unless the plugin claims all of them")
+        config.addinivalue_line("markers", "op(*ids): ops that the test judges")
         chosen = {kind: str(option(config, kind)) for kind in KINDS if option(config, kind) is not None}
         if not chosen:
             raise pytest.UsageError(f"the conformance kit needs the name of a plugin: one of {option_names()}")
@@ -92,13 +93,13 @@ class Kit:
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         """Tests of other kinds are not there."""
         kind = kind_of(collection_path)
-        return True if kind is not None and kind != self.subject.kind else None
+        return True if kind not in (None, COMMON, self.subject.kind) else None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Iterator[None]:
         """Level and claims first; then whatever other plugins take away is seen, and reported."""
         kind, level = self.subject.kind, str(option(self.config, "level"))
-        facts = {item: facts_of(item) for item in items if kind_of(item.path) == kind}
+        facts = {item: facts_of(item) for item in items if kind_of(item.path) in (COMMON, kind)}
         ids = [fact.test for fact in facts.values()]
         reasons = partial_reasons(kind, self.config.args, {item.path for item in facts}, 0)
         stale = unmatched(self.known, ids) if not reasons else []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from attrs import asdict, field, frozen
 
-from deepinfer_core.conformance.kinds import DEFAULT_LEVEL, KINDS, KIT, LEVELS
+from deepinfer_core.conformance.kinds import COMMON, DEFAULT_LEVEL, KINDS, KIT, LEVELS
 from deepinfer_core.conformance.subject import Subject
 
 
@@ -42,12 +42,12 @@ class Collected:
 
 
 def kind_of(path: Path) -> str | None:
-    """The kind whose folder ``path`` is in, or None if it is not one of the kit's folders of tests."""
+    """The kind whose folder ``path`` is in, :data:`COMMON`, or None if it is in no folder of tests."""
     try:
         first = path.resolve().relative_to(KIT).parts[:1]
     except ValueError:
         return None
-    return first[0] if first and first[0] in KINDS else None
+    return first[0] if first and first[0] in (COMMON, *KINDS) else None
 
 
 def kit_id(item: pytest.Item) -> str:
@@ -89,7 +89,8 @@ def partial_reasons(kind: str, args: Sequence[str], seen_files: Iterable[Path], 
     if parts:
         reasons.append(f"only parts were asked for: {', '.join(_short(part) for part in parts)}")
     seen = {path.resolve() for path in seen_files}
-    absent = sorted(path.stem for path in (KIT / kind).glob("test_*.py") if path not in seen)
+    files = [path for folder in (COMMON, kind) for path in sorted((KIT / folder).glob("test_*.py"))]
+    absent = [path.stem for path in files if path not in seen]
     if absent and not parts:
         reasons.append(f"files were not collected: {', '.join(absent)}")
     if left_out:

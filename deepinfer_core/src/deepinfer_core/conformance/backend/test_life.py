@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deepinfer_core.conformance.failures import require, require_equal
+from deepinfer_core.conformance.failures import require, require_equal, require_no_error
 from deepinfer_core.conformance.subject import Subject
 from deepinfer_core.interfaces import Backend
 from deepinfer_core.plugins.hooks import Hooks
@@ -24,8 +24,10 @@ def test_backend_created_has_the_name_that_was_asked_for(backend: Any, subject: 
 
 def test_close_twice_is_one_close(subject: Subject, hooks: Hooks) -> None:
     made = hooks.backend_create(subject.record, None, hooks.manager.config)
-    made.close()
-    made.close()
+    with require_no_error("close() raises"):
+        made.close()
+    with require_no_error("a second close() raises; closing is idempotent"):
+        made.close()
 
 
 def test_backend_created_behind_a_closed_one_works(subject: Subject, hooks: Hooks) -> None:

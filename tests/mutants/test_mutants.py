@@ -1,0 +1,38 @@
+"""The conformance kit catches each of the mutants: what it passes can be trusted that far."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+INFRASTRUCTURE = ("mutant", "mutant_backends", "run_mutants", "conftest")
+AREAS = sorted(p.stem for p in HERE.glob("*.py") if p.stem not in INFRASTRUCTURE and not p.stem.startswith("test_"))
+
+
+@pytest.mark.parametrize("area", AREAS)
+def test_mutants_of_area_are_caught(area: str) -> None:
+    result = subprocess.run(
+        [sys.executable, str(HERE / "run_mutants.py"), area], capture_output=True, text=True, timeout=110, check=False
+    )
+    assert result.stdout, result.stderr[-3000:]
+    answer = json.loads(result.stdout)
+    missed = [m for m in answer["mutants"] if m["status"] != "caught"]
+    assert answer["mutants"]
+    assert not missed, json.dumps(missed, indent=1)
+    assert not answer["sound"], json.dumps(answer["sound"], indent=1)
+
+
+def test_mutants_of_all_areas_are_many_and_named_once() -> None:
+    code = (
+        "import importlib, json, sys; sys.path.insert(0, sys.argv[1]); "
+        "print(json.dumps([m.name for area in sys.argv[2:] for m in importlib.import_module(area).MUTANTS]))"
+    )
+    run = [sys.executable, "-c", code, str(HERE), *AREAS]
+    names = json.loads(subprocess.run(run, capture_output=True, text=True, timeout=60, check=True).stdout)
+    assert len(names) >= 25
+    assert sorted(set(names)) == sorted(names)
