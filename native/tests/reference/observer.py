@@ -113,7 +113,8 @@ class Observer:
         self.transitions.clear()
 
     def note_outputs(self, o: Outputs) -> None:
-        is_idle = self.before.idle and self.before.mode is None
+        # What is pinned from outside may be all that there is: then nobody can be blamed for waiting.
+        is_idle = self.before.idle and self.before.mode is None and not any(units for _, units in self.m.pins.values())
         self.empty_calls = self.empty_calls + 1 if is_idle and not o.num_reqs and self.m.unfinished else 0
         if not o.num_reqs:
             return
