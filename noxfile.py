@@ -25,6 +25,9 @@ TEST_TOOLS = (
     "hypothesis>=6.100",
     "jsonschema>=4.20",
     "lark>=1.2",
+    "hatchling>=1.24",  # with the two below: fake distributions are built and installed by tests
+    "editables>=0.5",
+    "uv>=0.5",
     *LIBRARIES,
 )
 LINT_TOOLS = ("ruff==0.17.6",)

@@ -1,0 +1,15 @@
+"""Raises in a hook."""
+
+from deepinfer_core import hookimpl
+
+
+@hookimpl
+def deepinfer_shutdown(reason):
+    raise ValueError("raised by deepinfer_shutdown")
+
+
+@hookimpl
+def deepinfer_backend_create(name, device, config):
+    from deepinfer_cpu.backend import create
+
+    return create(device, config)

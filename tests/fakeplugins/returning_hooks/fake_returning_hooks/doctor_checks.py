@@ -1,0 +1,15 @@
+"""Returns something else from a hook."""
+
+from deepinfer_core import hookimpl
+
+
+@hookimpl
+def deepinfer_doctor_checks(host):
+    return {"instead": "of it"}
+
+
+@hookimpl
+def deepinfer_backend_create(name, device, config):
+    from deepinfer_cpu.backend import create
+
+    return create(device, config)

@@ -1,0 +1,8 @@
+"""Leaves out the one hook that a backend needs."""
+
+from deepinfer_core import hookimpl
+
+
+@hookimpl
+def deepinfer_shutdown(reason):
+    pass
