@@ -8,7 +8,6 @@ import pytest
 
 from deepinfer_core.config import EngineConfig, settings_by_key
 from deepinfer_core.errors import ConfigError, NotSupported
-from deepinfer_core.types import ConfigPatch
 
 
 def refusal(flags=None, **sources) -> ConfigError:
@@ -223,46 +222,6 @@ def test_resolve_refuses_groups():
 def test_config_is_frozen():
     with pytest.raises(AttributeError):
         EngineConfig().seed = 3  # type: ignore[misc]
-
-
-def test_patched_keeps_the_source_of_each_value():
-    config = EngineConfig.resolve({"seed": 1}, environ={})
-    patched = config.patched([("acme", ConfigPatch("block_size", 64, "pages of the device"))])
-    assert (patched.block_size, config.block_size) == (64, None)
-    assert patched.origin("block_size") == "plugin acme (pages of the device)"
-    assert patched.origin("seed") == "flag"
-
-
-def test_patched_accepts_the_same_value_twice():
-    patches = [("a", ConfigPatch("block_size", 64, "x")), ("b", ConfigPatch("block_size", "64", "y"))]
-    assert EngineConfig.resolve(environ={}).patched(patches).block_size == 64
-
-
-def test_patched_refuses_two_values_for_one_key_in_any_order():
-    patches = [("b", ConfigPatch("block_size", 128, "y")), ("a", ConfigPatch("block_size", 64, "x"))]
-    messages = set()
-    for order in (patches, patches[::-1]):
-        with pytest.raises(ConfigError) as caught:
-            EngineConfig.resolve(environ={}).patched(order)
-        messages.add(str(caught.value))
-    assert messages == {
-        (
-            "E_CONFIG: block_size has two values: 64 from plugin a (x), 128 from plugin b\n"
-            "  reason: plugin b needs 128: y\n"
-            "  remedy: leave block_size out, or disable one of the two"
-        )
-    }
-
-
-def test_patched_refuses_to_overrule_a_person():
-    config = EngineConfig.resolve({"block_size": 32}, environ={})
-    with pytest.raises(ConfigError, match="block_size has two values: 32 from flag, 64 from plugin acme"):
-        config.patched([("acme", ConfigPatch("block_size", 64, "pages"))])
-
-
-def test_patched_refuses_an_unknown_key():
-    with pytest.raises(ConfigError, match="'blok_size', which is no setting; did you mean 'block_size'"):
-        EngineConfig().patched([("acme", ConfigPatch("blok_size", 64, "x"))])
 
 
 def test_every_default_is_a_value_of_its_setting():

@@ -18,7 +18,7 @@ from deepinfer_core.errors import ConfigError, NotSupported
 from deepinfer_core.settings import Setting, did_you_mean, nearest, read_value, setting, source_text
 
 if TYPE_CHECKING:  # --help needs the settings, and no record
-    from deepinfer_core.types import ConfigPatch, Determinism, DraftSchedule, NumericMode, Verification, VerifySetting
+    from deepinfer_core.types import Determinism, DraftSchedule, NumericMode, Verification, VerifySetting
 
 MAX_FILE_BYTES = 1 << 20
 _ENV_PREFIX = "DEEPINFER_"
@@ -186,7 +186,7 @@ class EngineConfig:
         return 0 if self.seed is None and self.deterministic != "off" else self.seed
 
     def origin(self, key: str) -> str:
-        """``flag``, ``argument``, ``file PATH``, ``environment NAME``, ``plugin NAME (reason)`` or ``default``."""
+        """``flag``, ``argument``, ``file PATH``, ``environment NAME`` or ``default``."""
         if key not in settings_by_key():
             raise ConfigError(f"no setting named {key!r}{did_you_mean(key, settings_by_key())}")
         return self.origins.get(key, "default")
@@ -233,40 +233,6 @@ class EngineConfig:
         config = cls(**_nested(values), origins=origins, warnings=warnings)
         config._refuse_groups()
         return config
-
-    def patched(self, patches: Iterable[tuple[str, ConfigPatch]]) -> Self:
-        """A copy with the settings that plugins ask for; each value keeps its source.
-
-        :param patches: (plugin name, patch) in any order.
-        :raises ConfigError: for an unknown key, a value out of range, or two different values for one key, be they of
-            two plugins or of a plugin and a person.
-        """
-        known = settings_by_key()
-        values: dict[str, Any] = {}
-        origins = dict(self.origins)
-        for plugin, patch in sorted(patches, key=lambda item: (item[1].key, item[0])):
-            key = patch.key
-            if key not in known:
-                raise ConfigError(
-                    f"plugin {plugin} sets {key!r}, which is no setting{did_you_mean(key, known)}", reason=patch.reason
-                )
-            value = read_value(key, known[key], patch.value, f"plugin {plugin} ({patch.reason})")
-            held = values.get(key, self.get(key))
-            if key in origins and held != value:
-                raise ConfigError(
-                    f"{key} has two values: {held!r} from {origins[key]}, {value!r} from plugin {plugin}",
-                    reason=f"plugin {plugin} needs {value!r}: {patch.reason}",
-                    remedy=f"leave {key} out, or disable one of the two",
-                    details={"key": key},
-                )
-            if key not in origins:
-                values[key] = value
-                origins[key] = f"plugin {plugin} ({patch.reason})"
-        plugin_values = {k.partition(".")[2]: v for k, v in values.items() if k.startswith("plugins.")}
-        plain = {k: v for k, v in values.items() if "." not in k}
-        patched = attrs.evolve(self, **plain, plugins=attrs.evolve(self.plugins, **plugin_values), origins=origins)
-        patched._refuse_groups()
-        return patched
 
     def _refuse_groups(self) -> None:
         sizes = {key: self.get(key) for key in ("dp", "cp", "ep") if self.get(key) > 1}

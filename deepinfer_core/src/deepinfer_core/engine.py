@@ -22,14 +22,13 @@ from typing import Any, Self
 
 from deepinfer_core.assembly.prefix import PrefixCacheReport
 from deepinfer_core.errors import ConfigError, DeepInferError, EngineError
-from deepinfer_core.interfaces import StepObserver
 from deepinfer_core.parameters.sampling_params import SamplingParams
 from deepinfer_core.pipeline import CurveFeedback, Machinery, PhaseTimes, StepFault, StepRecord
 from deepinfer_core.pipeline.collect import collect, nothing, refused, settle
 from deepinfer_core.pipeline.draft_report import DraftCounter, DraftReport
 from deepinfer_core.pipeline.faults import internal_fault
 from deepinfer_core.pipeline.forward import forward
-from deepinfer_core.pipeline.meter import StepMeter
+from deepinfer_core.pipeline.meter import StepMeter, StepObserver
 from deepinfer_core.pipeline.record import launch
 from deepinfer_core.pipeline.sample import sample
 from deepinfer_core.pipeline.schedule import schedule

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from deepinfer_core.text.tokenizer import Tokenizer
     from deepinfer_core.types import (
         CacheSpec,
+        CommandSpec,
         DoctorCheck,
         HostInfo,
         ModelCard,
@@ -196,6 +197,22 @@ def deepinfer_scheduler_hints(match: ModelMatch, backend: Backend, config: Engin
         values of one field are refused.
 
     Asked only of the plugins of the chosen model and backend. Since API 1.0.
+    """
+
+
+# --- commands ---------------------------------------------------------------------------------------------------
+
+
+@hookspec
+def deepinfer_cli_commands() -> Sequence[CommandSpec] | None:
+    """Say what the commands that the plugin's manifest declares run.
+
+    Called when one of them was typed: ``deepinfer NAME`` for a first-party plugin and for one that the settings enable
+    or allow by name, ``deepinfer DISTRIBUTION.NAME`` for every other.
+
+    :returns: One spec for each command in ``commands`` of the manifest's table, and no other.
+
+    Asked only of the plugin that declares the command. Since API 1.0.
     """
 
 

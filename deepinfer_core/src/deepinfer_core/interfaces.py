@@ -31,7 +31,6 @@ __all__ = [
     "PromptScorer",
     "RowSampler",
     "Sampler",
-    "StepObserver",
     "Tensor",
     "build_backend",
 ]
@@ -319,11 +318,3 @@ class DraftingSampler(Sampler, Protocol):
         :returns: draft ids int ``[N, K]``, -1 for none, and confidences f32 ``[N, K]`` in [0, 1] or None. They belong
             into ``SamplerOutput``, where the engine puts them.
         """
-
-
-@runtime_checkable
-class StepObserver(Protocol):
-    """Sees each step after commit; must not change anything."""
-
-    def step(self, kind: str, num_reqs: int, num_tokens: int, seconds: float) -> None:
-        """Called after each commit: ``prefill`` or ``decode``, requests and rows of the step, and its time."""

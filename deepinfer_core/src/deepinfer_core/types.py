@@ -248,12 +248,12 @@ class DoctorCheck:
 
 
 @frozen
-class ConfigPatch:
-    """A setting that a plugin asks for, with its reason; two different values for one key are refused."""
+class CommandSpec:
+    """A command that a plugin adds to ``deepinfer``: data, so that nothing is imported until the command runs."""
 
-    key: str
-    """Name of the setting."""
-    value: object
-    """What it should be."""
-    reason: str
-    """Why, in a few words; ``deepinfer doctor --settings`` shows it."""
+    name: str
+    """As in ``commands`` of the plugin's manifest."""
+    target: str
+    """``module:attribute`` of a ``click.Command``; ``deepinfer_core.commands`` has the common options."""
+    help: str
+    """What it does, in one line."""

@@ -13,7 +13,8 @@ import pytest
 
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.plugins.manager import PluginManager
-from deepinfer_core.plugins.registry import PluginRecord, Registry
+from deepinfer_core.plugins.record import PluginRecord
+from deepinfer_core.plugins.registry import Registry
 
 GROUPS = {
     kind: f"deepinfer.{kind}s" for kind in ("backend", "model", "sampler", "grammar", "logits_filter", "extension")

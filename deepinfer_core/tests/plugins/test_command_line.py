@@ -224,7 +224,7 @@ def test_help_lists_the_commands_without_importing_them(capsys):
     assert cli.main(["--help"]) == 0
     out = capsys.readouterr().out
     assert "  generate  Generate text for prompts.\n" in out
-    assert "  plugins   List the installed plugins; import none.\n" in out
+    assert "  plugins   List, check and pin plugins; import none.\n" in out
 
 
 def test_unexpected_exception_is_one_line_and_status_70(failing, capsys):

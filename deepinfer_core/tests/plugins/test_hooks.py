@@ -10,7 +10,7 @@ import pytest
 from deepinfer_core.errors import BackendUnavailable, DeepInferError, HookReturnError, PluginConflict
 from deepinfer_core.plugins.hooks import Hooks, combine_hints
 from deepinfer_core.plugins.manifest import PluginTable
-from deepinfer_core.plugins.registry import PluginRecord
+from deepinfer_core.plugins.record import PluginRecord
 from deepinfer_core.types import ModelCard, SchedulerHints
 
 

@@ -26,7 +26,7 @@ from deepinfer_core.plugins.failure import plugin_failure
 from deepinfer_core.plugins.grammars import choose_grammar_engine
 from deepinfer_core.plugins.hooks import Hooks
 from deepinfer_core.plugins.manager import PluginManager
-from deepinfer_core.plugins.registry import PluginRecord
+from deepinfer_core.plugins.record import PluginRecord
 from deepinfer_core.plugins.requirements import missing_capabilities
 from deepinfer_core.plugins.selection import Selection, refuse_missing, select_backend
 from deepinfer_core.types import CacheSpec, ModelCard, ModelMatch, SchedulerHints

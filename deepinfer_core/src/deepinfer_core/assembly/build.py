@@ -20,10 +20,11 @@ from deepinfer_core.calibration.engine_facts import budget_of, curve_for
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.engine import Engine
 from deepinfer_core.errors import ConfigError, DeepInferError, EngineError, UnsupportedFeature, UnsupportedOp
-from deepinfer_core.interfaces import Backend, Sampler, StepObserver
+from deepinfer_core.interfaces import Backend, Sampler
 from deepinfer_core.pipeline import CurveFeedback, Machinery, Owners
 from deepinfer_core.pipeline.lengths import CORRECT_LENGTHS, DECODE_METADATA, VERIFY_LENGTHS
 from deepinfer_core.pipeline.machinery import FEED_TOKENS
+from deepinfer_core.pipeline.meter import StepObserver
 from deepinfer_core.plugins.failure import blame, exception_text
 from deepinfer_core.requests.request_parts import PartsMaker
 from deepinfer_core.structured.manager import GrammarManager

@@ -13,7 +13,7 @@ from deepinfer_core.calibration.measure import RULER_NS, Point, Run, Stopwatch, 
 from deepinfer_core.calibration.plan import LEAST_TOKENS, MOST_TOKENS, batches_of, chunks_of
 from deepinfer_core.calibration.profile import Profile, load, profile_key, profile_path, save
 from deepinfer_core.errors import ConfigError
-from deepinfer_core.interfaces import StepObserver
+from deepinfer_core.pipeline.meter import StepObserver
 from deepinfer_core.types import SchedulerHints
 
 if TYPE_CHECKING:

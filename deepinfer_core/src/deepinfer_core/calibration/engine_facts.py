@@ -12,7 +12,7 @@ from deepinfer_core.calibration.budget import Measured, TimeBudget, time_budget
 from deepinfer_core.calibration.measure import Run
 from deepinfer_core.calibration.profile import host_facts, model_fingerprint
 from deepinfer_core.calibration.verify_curve import VerifyCurve, verify_curve
-from deepinfer_core.interfaces import StepObserver
+from deepinfer_core.pipeline.meter import StepObserver
 from deepinfer_core.text.tokenizer import Tokenizer
 
 SPEED_SETTINGS = (

@@ -22,7 +22,7 @@ from deepinfer_core.calibration.budget import Measured
 from deepinfer_core.calibration.measure import Run, prompt_of
 from deepinfer_core.calibration.profile import profile_key, profile_path, write_json
 from deepinfer_core.errors import EngineError
-from deepinfer_core.interfaces import StepObserver
+from deepinfer_core.pipeline.meter import StepObserver
 
 VERSION = 1
 PROMPT = 8

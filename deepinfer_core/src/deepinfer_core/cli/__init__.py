@@ -71,13 +71,13 @@ def _main(arguments: list[str], *, ends_process: bool) -> int:
                 _ignore_interrupts()
             sys.stderr.write("deepinfer: interrupted\n")
             return EXIT_INTERRUPTED
-        error = _typed(exc, arguments)
+        error = _typed(exc, arguments, state)
         if isinstance(error, OutputError):
             silence_stdout()
         return _report(error, state, as_json=state.json or _asks_for_json(arguments))
 
 
-def _typed(exc: BaseException, arguments: Sequence[str]) -> DeepInferError:
+def _typed(exc: BaseException, arguments: Sequence[str], state: CommandState) -> DeepInferError:
     import click
 
     if isinstance(exc, DeepInferError):
@@ -86,6 +86,10 @@ def _typed(exc: BaseException, arguments: Sequence[str]) -> DeepInferError:
         return _usage_error(exc, arguments)
     if isinstance(exc, click.ClickException):
         return CommandUsageError(exc.format_message())
+    if state.owner is not None:
+        from deepinfer_core.plugins.failure import plugin_failure
+
+        return plugin_failure(state.owner, "its command", exc)
     return _internal(exc)
 
 

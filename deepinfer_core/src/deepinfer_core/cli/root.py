@@ -8,8 +8,6 @@ import click
 
 from deepinfer_core import API_VERSION
 from deepinfer_core.cli.state import CommandState, common_options, setting_options
-from deepinfer_core.errors import CommandUsageError
-from deepinfer_core.settings import did_you_mean
 
 # Name -> where the click command is, and its line in --help, which must not cost the import.
 COMMANDS = {
@@ -18,7 +16,10 @@ COMMANDS = {
     "doctor": ("deepinfer_core.cli.doctor:doctor", "Say what works here, what does not, and what to do."),
     "generate": ("deepinfer_core.cli.generate:generate", "Generate text for prompts."),
     "replay": ("deepinfer_core.cli.replay:replay", "Run the requests of a result file again, and compare."),
-    "plugins": ("deepinfer_core.cli.plugins_command:plugins", "List the installed plugins; import none."),
+    "plugins": (
+        "deepinfer_core.cli.plugins_command:plugins",
+        "List, check and pin plugins; import none.",
+    ),
 }
 
 
@@ -39,18 +40,29 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if name not in COMMANDS:
-            raise CommandUsageError(
-                f"no command named {name!r}{did_you_mean(name, COMMANDS)}",
-                reason=f"commands: {', '.join(sorted(COMMANDS))}",
-                remedy="run: deepinfer --help",
-                details={"command": name},
-            )
-        return name, self.get_command(ctx, name), args[1:]
+        command = self.get_command(ctx, name) if name in COMMANDS else _of_plugin(ctx, name)
+        return name, command, args[1:]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name][1]) for name in sorted(COMMANDS)])
+        formatter.write_paragraph()
+        formatter.write_text("Plugins may bring more: deepinfer plugins lists them.")
+
+
+def _of_plugin(ctx: click.Context, name: str) -> click.Command:
+    """The command of a plugin: only for a name that the core does not have, so that nothing else pays for it."""
+    from deepinfer_core.plugins.commands import find_command, load_command
+    from deepinfer_core.plugins.manager import PluginManager
+
+    state = ctx.ensure_object(CommandState)
+    config = state.resolve()
+    manager = PluginManager.from_config(config)
+    found = find_command(name, manager.registry.records, config.plugins, COMMANDS)
+    ctx.call_on_close(lambda: manager.shutdown("closed"))
+    command = load_command(manager, found)
+    state.owner = found.owner
+    return command
 
 
 @click.group("deepinfer", cls=LazyGroup, invoke_without_command=True, context_settings={"max_content_width": 100})

@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from attrs import define, field
 
 from deepinfer_core.config import EngineConfig, settings_by_key
+
+if TYPE_CHECKING:
+    from deepinfer_core.plugins.record import PluginRecord
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,12 +34,18 @@ class CommandState:
     config_file: str | None = None
     json: bool = False
     debug: bool = False
+    owner: PluginRecord | None = None
+    """The plugin whose command runs; None: one of the core's."""
+    _warned: set[str] = field(factory=set, init=False)
 
     def resolve(self, recorded: Mapping[str, object] | None = None) -> EngineConfig:
         """The settings, from all sources; warnings go to standard error. ``recorded``: those of an earlier run."""
         config = EngineConfig.resolve(self.flags, file=self.config_file, recorded=recorded)
         self.debug = config.debug
         for line in config.warnings:
+            if line in self._warned:
+                continue
+            self._warned.add(line)
             sys.stderr.write(f"deepinfer: {line}\n")
         return config
 

@@ -15,7 +15,8 @@ from deepinfer_core.plugins.hooks import wrong_return
 from deepinfer_core.plugins.manager import PluginManager
 from deepinfer_core.plugins.manifest import PluginTable
 from deepinfer_core.plugins.probe_child import host_info
-from deepinfer_core.plugins.registry import PluginRecord, Registry
+from deepinfer_core.plugins.record import PluginRecord
+from deepinfer_core.plugins.registry import Registry
 from deepinfer_core.types import DoctorCheck
 
 CHECKS_HOOK = "deepinfer_doctor_checks"

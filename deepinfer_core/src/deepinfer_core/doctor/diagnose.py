@@ -16,7 +16,8 @@ from deepinfer_core.doctor.plugin_checks import Limits, plugin_findings
 from deepinfer_core.doctor.settings_checks import Resolved, warning_findings
 from deepinfer_core.plugins.child import ChildResult, run_children
 from deepinfer_core.plugins.manager import backend_missing
-from deepinfer_core.plugins.registry import PluginRecord, Registry
+from deepinfer_core.plugins.record import PluginRecord
+from deepinfer_core.plugins.registry import Registry
 
 _TASKS = "deepinfer_core.doctor.child_tasks"
 _DEFAULT_LIMITS = Limits()

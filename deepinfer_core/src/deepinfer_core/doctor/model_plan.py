@@ -23,7 +23,7 @@ from deepinfer_core.interfaces import Backend, Model
 from deepinfer_core.plugins.failure import blame, exception_text
 from deepinfer_core.plugins.hooks import Hooks
 from deepinfer_core.plugins.manager import PluginManager
-from deepinfer_core.plugins.registry import PluginRecord
+from deepinfer_core.plugins.record import PluginRecord
 from deepinfer_core.plugins.requirements import missing_capabilities
 from deepinfer_core.plugins.selection import Selection, refuse_missing, select_backend
 from deepinfer_core.text.tokenizer import Tokenizer

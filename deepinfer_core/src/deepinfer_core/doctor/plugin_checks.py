@@ -15,7 +15,7 @@ from deepinfer_core.doctor.installation import requirement_findings
 from deepinfer_core.doctor.origins import module_origin
 from deepinfer_core.plugins.child import ChildResult, run_children
 from deepinfer_core.plugins.probe import ProbeOutcome, probe_all
-from deepinfer_core.plugins.registry import PluginRecord
+from deepinfer_core.plugins.record import PluginRecord
 from deepinfer_core.plugins.selection import arch_problem, unmet_requires, unusable_reason
 
 _TASKS = "deepinfer_core.doctor.child_tasks"

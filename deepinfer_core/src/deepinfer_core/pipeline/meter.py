@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
-from deepinfer_core.interfaces import StepObserver
 from deepinfer_core.pipeline.record import StepRecord
 from deepinfer_core.pipeline.step_warnings import warn
 from deepinfer_core.pipeline.times import PhaseTimes
 from deepinfer_core.records import StepKind
+
+
+class StepObserver(Protocol):
+    """Sees each step after commit; must not change anything. Calibration times steps with one."""
+
+    def step(self, kind: str, num_reqs: int, num_tokens: int, seconds: float) -> None:
+        """Called after each commit: ``prefill`` or ``decode``, requests and rows of the step, and its time."""
 
 
 class StepMeter:

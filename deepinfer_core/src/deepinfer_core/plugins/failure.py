@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from deepinfer_core.errors import DeepInferError, PluginError
 
 if TYPE_CHECKING:
-    from deepinfer_core.plugins.registry import PluginRecord
+    from deepinfer_core.plugins.record import PluginRecord
 
 MAX_TEXT = 500
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from deepinfer_core.errors import DeepInferError, NotSupported, PluginConflict
 from deepinfer_core.plugins.manager import PluginManager
-from deepinfer_core.plugins.registry import PluginRecord
+from deepinfer_core.plugins.record import PluginRecord
 from deepinfer_core.plugins.selection import unmet_requires
 
 FIRST_CHOICE = "xgrammar"

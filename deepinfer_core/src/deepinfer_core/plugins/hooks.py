@@ -17,9 +17,9 @@ from deepinfer_core.errors import DeepInferError, HookReturnError, NotSupported,
 from deepinfer_core.interfaces import Backend, GrammarEngine, LogitsFilter, Model, RowSampler, Sampler
 from deepinfer_core.plugins.failure import plugin_failure
 from deepinfer_core.plugins.manager import PluginManager
-from deepinfer_core.plugins.registry import PluginRecord
+from deepinfer_core.plugins.record import PluginRecord
 from deepinfer_core.text.tokenizer import Tokenizer
-from deepinfer_core.types import CacheSpec, ModelCard, ModelMatch, SchedulerHints
+from deepinfer_core.types import CacheSpec, CommandSpec, ModelCard, ModelMatch, SchedulerHints
 
 T = TypeVar("T")
 
@@ -120,6 +120,24 @@ class Hooks:
                 for item in self._call(owner, hook, match=match, backend=backend, config=config):
                     given.append((owner, expect(item, SchedulerHints, hook=hook, owner=owner)))
         return combine_hints(given)
+
+    def cli_commands(self, owner: PluginRecord) -> tuple[CommandSpec, ...]:
+        """The commands that the plugin's manifest declares. Raises HookReturnError if these are others."""
+        hook = "deepinfer_cli_commands"
+        specs: list[CommandSpec] = []
+        for result in self._call(owner, hook):
+            if not isinstance(result, list | tuple) or not all(isinstance(item, CommandSpec) for item in result):
+                raise wrong_return(hook, owner, result, "a sequence of CommandSpec")
+            specs += result
+        given, declared = sorted(spec.name for spec in specs), sorted(item.name for item in owner.table.commands)
+        if given != declared:
+            raise HookReturnError(
+                f"{hook} of {owner.name} gives the commands {', '.join(given) or 'none'}",
+                reason=f"its manifest declares {', '.join(declared) or 'none'}",
+                remedy=f"ask the authors of {owner.distribution}, or install another release of it",
+                details={"hook": hook, "plugin": owner.key},
+            )
+        return tuple(specs)
 
     def _call(self, owner: PluginRecord, hook: str, **arguments: Any) -> Any:
         caller = self.manager.hook(owner, hook)

@@ -21,7 +21,9 @@ from deepinfer_core import hookspecs
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import BackendNotInstalled, PluginError
 from deepinfer_core.plugins.failure import exception_text, plugin_failure
-from deepinfer_core.plugins.registry import FIRST_PARTY, PluginRecord, Registry
+from deepinfer_core.plugins.names import FIRST_PARTY
+from deepinfer_core.plugins.record import PluginRecord
+from deepinfer_core.plugins.registry import Registry
 from deepinfer_core.settings import did_you_mean
 
 LOG = logging.getLogger("deepinfer.plugins")

@@ -17,14 +17,35 @@ from attrs import field, frozen
 
 from deepinfer_core.errors import ManifestError
 from deepinfer_core.plugins.discovery import package_folders
+from deepinfer_core.plugins.manifest_keys import (
+    COMMAND_KEYS,
+    CONTRACT_KEYS,
+    KINDS,
+    REQUIRES_KEYS,
+    TOP_KEYS,
+    Key,
+    plugin_keys,
+)
 from deepinfer_core.settings import did_you_mean
+
+__all__ = [
+    "COMMAND",
+    "KINDS",
+    "MAX_BYTES",
+    "NAME",
+    "CommandTable",
+    "ContractTable",
+    "Manifest",
+    "PluginTable",
+    "Requires",
+    "check_manifest",
+    "parse_manifest",
+    "read_manifest",
+]
 
 MAX_BYTES = 256 << 10
 NAME = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
-KINDS = ("backend", "model", "sampler", "grammar", "logits_filter", "extension")
-_COMMON_KEYS = ("name", "summary", "claims", "requires")
-_KIND_KEYS = {"backend": ("arch",), "model": ("architectures", "checkpoint")}
-_REQUIRES_KEYS = ("os", "machine", "any_path", "modules")
+COMMAND = re.compile(r"[a-z][a-z0-9_-]{0,31}", re.ASCII)
 _CHAIN = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 
@@ -36,6 +57,14 @@ class Requires:
     machine: tuple[str, ...] = ()
     any_path: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
+
+
+@frozen
+class CommandTable:
+    """A command of the plugin, by name, so that no plugin has to be imported to know whose it is."""
+
+    name: str
+    summary: str
 
 
 @frozen
@@ -51,6 +80,7 @@ class PluginTable:
     architectures: tuple[str, ...] = ()
     checkpoint: str | None = None
     """Folder inside the package with a small checkpoint of this model, if the distribution ships one."""
+    commands: tuple[CommandTable, ...] = ()
 
 
 @frozen
@@ -98,108 +128,169 @@ def read_manifest(value: str) -> Manifest:
 
 
 def parse_manifest(data: bytes, path: Path) -> Manifest:
-    """Check the text of a manifest. Raises ManifestError, naming table and key."""
+    """The manifest of this text. Raises ManifestError: ``what`` is the first problem, ``reason`` has the others."""
+    manifest, problems = check_manifest(data, path)
+    if problems:
+        others = f"also: {'; '.join(problems[1:])}" if len(problems) > 1 else ""
+        raise ManifestError(problems[0], reason=others, details={"problems": problems})
+    return manifest
+
+
+def check_manifest(data: bytes, path: Path) -> tuple[Manifest, list[str]]:
+    """What can be read of a manifest's text, and every problem in it, each with table and key."""
+    digest = hashlib.sha256(data).hexdigest()
+    nothing = Manifest(path, digest, "", {})
     if len(data) > MAX_BYTES:
-        raise ManifestError(f"{path.name} is larger than {MAX_BYTES} bytes")
+        return nothing, [f"{path.name} is larger than {MAX_BYTES} bytes"]
     try:
         top = tomllib.loads(data.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise ManifestError(f"{path.name} is not TOML: {exc}") from exc
-    _only(top, ("schema", "api", "contracts", *KINDS), path.name)
-    if top.get("schema") != 1 or isinstance(top["schema"], bool):
-        raise ManifestError(f"{path.name}: schema must be 1, got {top.get('schema')!r}")
-    tables: dict[tuple[str, str], PluginTable] = {}
-    for kind in KINDS:
-        raw_tables = top.get(kind, [])
-        if not isinstance(raw_tables, list) or not all(isinstance(item, dict) for item in raw_tables):
-            raise ManifestError(f"{path.name}: write [[{kind}]], one table for each {kind}")
-        for raw in raw_tables:
-            table = _plugin_table(kind, raw, path.name)
-            if (kind, table.name) in tables:
-                raise ManifestError(f"{path.name}: two [[{kind}]] tables are named {table.name!r}")
-            tables[kind, table.name] = table
-    return Manifest(
-        path=path,
-        sha256=hashlib.sha256(data).hexdigest(),
-        api=_text(top, "api", path.name),
-        tables=tables,
-        contracts=_contracts(top.get("contracts", {}), path.name),
-    )
+        return nothing, [f"{path.name} is not TOML: {exc}"]
+    reader = _Reader(path.name)
+    return reader.manifest(top, path, digest), reader.problems
 
 
-def _plugin_table(kind: str, raw: Mapping[str, Any], file: str) -> PluginTable:
-    name = raw.get("name")
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise ManifestError(f"{file}: [[{kind}]] needs a name of the form [a-z][a-z0-9_]*, got {name!r}")
-    where = f"{file}: {kind} {name!r}"
-    _only(raw, (*_COMMON_KEYS, *_KIND_KEYS.get(kind, ())), where)
-    claims = _texts(raw, "claims", where)
-    _check_claims(claims, where)
-    requires = raw.get("requires", {})
-    if not isinstance(requires, dict):
-        raise ManifestError(f"{where}: requires must be a table")
-    _only(requires, _REQUIRES_KEYS, f"{where}: requires")
-    checkpoint = _text(raw, "checkpoint", where) if "checkpoint" in raw else None
-    if checkpoint is not None and (Path(checkpoint).is_absolute() or ".." in Path(checkpoint).parts):
-        raise ManifestError(f"{where}: checkpoint must be a path inside the package, got {checkpoint!r}")
-    if kind == "model" and not _texts(raw, "architectures", where):
-        raise ManifestError(f"{where}: architectures must name at least one architecture")
-    return PluginTable(
-        kind=kind,
-        name=name,
-        summary=_text(raw, "summary", where) if "summary" in raw else "",
-        claims=frozenset(claims),
-        requires=Requires(**{key: _texts(requires, key, f"{where}: requires") for key in _REQUIRES_KEYS}),
-        arch=_texts(raw, "arch", where),
-        architectures=_texts(raw, "architectures", where),
-        checkpoint=checkpoint,
-    )
+class _Reader:
+    """One pass over a manifest. What is wrong is noted and left out, so that one pass finds everything."""
 
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.problems: list[str] = []
 
-def _check_claims(claims: Sequence[str], where: str) -> None:
-    if not claims:
-        return
-    from deepinfer_core.plugins.claims import unknown_claim  # 40 ms of contracts, only if something is claimed
+    def manifest(self, top: Mapping[str, Any], path: Path, digest: str) -> Manifest:
+        self._only(top, TOP_KEYS, self.file)
+        if top.get("schema") != 1 or isinstance(top["schema"], bool):
+            self._note(f"{self.file}: schema must be 1, got {top.get('schema')!r}")
+        api = self._text(top, "api", self.file)
+        contracts = self._contracts(top.get("contracts", {}))
+        tables: dict[tuple[str, str], PluginTable] = {}
+        for kind in KINDS:
+            for raw in self._tables(top, kind):
+                table = self._plugin(kind, raw)
+                if table is None:
+                    continue
+                if (kind, table.name) in tables:
+                    self._note(f"{self.file}: two [[{kind}]] tables are named {table.name!r}")
+                tables[kind, table.name] = table
+        owners: dict[str, str] = {}
+        for table in tables.values():
+            for command in table.commands:
+                if command.name in owners:
+                    self._note(
+                        f"{self.file}: {owners[command.name]} and {table.name} both have command {command.name!r}"
+                    )
+                owners[command.name] = table.name
+        return Manifest(path, digest, api, tables, contracts)
 
-    for claim in claims:
-        problem = unknown_claim(claim)
-        if problem:
-            raise ManifestError(f"{where}: {problem}")
+    def _tables(self, top: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]]:
+        raw = top.get(kind, [])
+        if isinstance(raw, list) and all(isinstance(item, dict) for item in raw):
+            return raw
+        self._note(f"{self.file}: write [[{kind}]], one table for each {kind}")
+        return []
 
+    def _plugin(self, kind: str, raw: Mapping[str, Any]) -> PluginTable | None:
+        name = raw.get("name")
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            self._note(f"{self.file}: [[{kind}]] needs a name of the form [a-z][a-z0-9_]*, got {name!r}")
+            return None
+        where = f"{self.file}: {kind} {name!r}"
+        self._only(raw, plugin_keys(kind), where)
+        claims = self._texts(raw, "claims", where)
+        self._claims(claims, where)
+        architectures = self._texts(raw, "architectures", where)
+        if kind == "model" and not architectures:
+            self._note(f"{where}: architectures must name at least one architecture")
+        return PluginTable(
+            kind=kind,
+            name=name,
+            summary=self._text(raw, "summary", where) if "summary" in raw else "",
+            claims=frozenset(claims),
+            requires=self._requires(raw.get("requires", {}), where),
+            arch=self._texts(raw, "arch", where),
+            architectures=architectures,
+            checkpoint=self._checkpoint(raw, where),
+            commands=self._commands(raw.get("commands", []), where),
+        )
 
-def _contracts(raw: object, file: str) -> dict[str, ContractTable]:
-    if not isinstance(raw, dict):
-        raise ManifestError(f"{file}: write [contracts.NAME], one table for each record")
-    result: dict[str, ContractTable] = {}
-    for record, table in raw.items():
-        where = f"{file}: contracts.{record}"
-        if not isinstance(table, dict):
-            raise ManifestError(f"{where} must be a table")
-        _only(table, ("fields", "chain"), where)
-        fields, chain = table.get("fields"), table.get("chain")
-        if not isinstance(fields, int) or isinstance(fields, bool) or not 0 <= fields <= 1024:
-            raise ManifestError(f"{where}: fields must be an integer from 0 to 1024, got {fields!r}")
-        if not isinstance(chain, str) or not _CHAIN.fullmatch(chain):
-            raise ManifestError(f"{where}: chain must be 16 hexadecimal digits, got {chain!r}")
-        result[record] = ContractTable(fields, chain)
-    return result
+    def _claims(self, claims: Sequence[str], where: str) -> None:
+        if not claims:
+            return
+        from deepinfer_core.plugins.claims import unknown_claim  # 40 ms of contracts, only if something is claimed
 
+        self.problems += [f"{where}: {problem}" for problem in map(unknown_claim, claims) if problem]
 
-def _only(table: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
-    for key in table:
-        if key not in allowed:
-            raise ManifestError(f"{where}: unknown key {key!r}{did_you_mean(key, allowed)}")
+    def _requires(self, raw: object, where: str) -> Requires:
+        if not isinstance(raw, dict):
+            self._note(f"{where}: requires must be a table")
+            return Requires()
+        self._only(raw, REQUIRES_KEYS, f"{where}: requires")
+        return Requires(**{key.name: self._texts(raw, key.name, f"{where}: requires") for key in REQUIRES_KEYS})
 
+    def _checkpoint(self, raw: Mapping[str, Any], where: str) -> str | None:
+        if "checkpoint" not in raw:
+            return None
+        checkpoint = self._text(raw, "checkpoint", where)
+        if Path(checkpoint).is_absolute() or ".." in Path(checkpoint).parts:
+            self._note(f"{where}: checkpoint must be a path inside the package, got {checkpoint!r}")
+        return checkpoint
 
-def _text(table: Mapping[str, Any], key: str, where: str) -> str:
-    value = table.get(key)
-    if not isinstance(value, str) or not value:
-        raise ManifestError(f"{where}: {key} must be a text, got {value!r}")
-    return value
+    def _commands(self, raw: object, where: str) -> tuple[CommandTable, ...]:
+        if not isinstance(raw, list) or not all(isinstance(item, dict) for item in raw):
+            self._note(f"{where}: write [[{where.split()[1]}.commands]], one table for each command")
+            return ()
+        found: dict[str, CommandTable] = {}
+        for item in raw:
+            name = item.get("name")
+            if not isinstance(name, str) or not COMMAND.fullmatch(name):
+                self._note(f"{where}: a command needs a name of the form [a-z][a-z0-9_-]*, got {name!r}")
+                continue
+            inner = f"{where}: command {name!r}"
+            self._only(item, COMMAND_KEYS, inner)
+            if name in found:
+                self._note(f"{where}: two commands are named {name!r}")
+            found[name] = CommandTable(name, self._text(item, "summary", inner))
+        return tuple(found.values())
 
+    def _contracts(self, raw: object) -> dict[str, ContractTable]:
+        if not isinstance(raw, dict):
+            self._note(f"{self.file}: write [contracts.NAME], one table for each record")
+            return {}
+        result: dict[str, ContractTable] = {}
+        for record, table in raw.items():
+            where = f"{self.file}: contracts.{record}"
+            if not isinstance(table, dict):
+                self._note(f"{where} must be a table")
+                continue
+            self._only(table, CONTRACT_KEYS, where)
+            fields, chain = table.get("fields"), table.get("chain")
+            if not isinstance(fields, int) or isinstance(fields, bool) or not 0 <= fields <= 1024:
+                self._note(f"{where}: fields must be an integer from 0 to 1024, got {fields!r}")
+            elif not isinstance(chain, str) or not _CHAIN.fullmatch(chain):
+                self._note(f"{where}: chain must be 16 hexadecimal digits, got {chain!r}")
+            else:
+                result[record] = ContractTable(fields, chain)
+        return result
 
-def _texts(table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
-    value = table.get(key, [])
-    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-        raise ManifestError(f"{where}: {key} must be a list of texts, got {value!r}")
-    return tuple(value)
+    def _only(self, table: Mapping[str, Any], keys: Sequence[Key], where: str) -> None:
+        allowed = [key.name for key in keys]
+        for key in table:
+            if key not in allowed:
+                self._note(f"{where}: unknown key {key!r}{did_you_mean(key, allowed)}")
+
+    def _text(self, table: Mapping[str, Any], key: str, where: str) -> str:
+        value = table.get(key)
+        if isinstance(value, str) and value:
+            return value
+        self._note(f"{where}: {key} must be a text, got {value!r}")
+        return ""
+
+    def _texts(self, table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+        value = table.get(key, [])
+        if isinstance(value, list) and all(isinstance(item, str) and item for item in value):
+            return tuple(value)
+        self._note(f"{where}: {key} must be a list of texts, got {value!r}")
+        return ()
+
+    def _note(self, problem: str) -> None:
+        self.problems.append(problem)

@@ -12,7 +12,7 @@ from typing import Any
 from attrs import frozen
 
 from deepinfer_core.plugins.child import ChildResult, run_children
-from deepinfer_core.plugins.registry import PluginRecord
+from deepinfer_core.plugins.record import PluginRecord
 from deepinfer_core.types import ProbeReport
 
 LIMIT_S = 5.0

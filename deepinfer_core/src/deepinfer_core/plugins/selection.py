@@ -31,7 +31,7 @@ from deepinfer_core.plugins.discovery import package_folders
 from deepinfer_core.plugins.manager import PluginManager
 from deepinfer_core.plugins.manifest import Requires
 from deepinfer_core.plugins.probe import ProbeOutcome, probe_all
-from deepinfer_core.plugins.registry import PluginRecord
+from deepinfer_core.plugins.record import PluginRecord
 from deepinfer_core.plugins.requirements import Missing, features_met, missing_claims
 from deepinfer_core.types import ProbeReport, Requirements
 

@@ -9,7 +9,7 @@ from deepinfer_core.config import PluginSettings
 from deepinfer_core.settings import did_you_mean
 
 if TYPE_CHECKING:
-    from deepinfer_core.plugins.registry import PluginRecord
+    from deepinfer_core.plugins.record import PluginRecord
 
 
 def unmatched_names(records: Sequence[PluginRecord], settings: PluginSettings) -> list[str]:
