@@ -132,8 +132,8 @@ class Hooks:
         given, declared = sorted(spec.name for spec in specs), sorted(item.name for item in owner.table.commands)
         if given != declared:
             raise HookReturnError(
-                f"{hook} of {owner.name} gives the commands {', '.join(given) or 'none'}",
-                reason=f"its manifest declares {', '.join(declared) or 'none'}",
+                f"{hook} of {owner.name} gives other commands than its manifest declares",
+                reason=f"given: {', '.join(given) or 'none'}; declared: {', '.join(declared) or 'none'}",
                 remedy=f"ask the authors of {owner.distribution}, or install another release of it",
                 details={"hook": hook, "plugin": owner.key},
             )

@@ -24,16 +24,10 @@ from deepinfer_core.plugins.failure import exception_text, plugin_failure
 from deepinfer_core.plugins.names import FIRST_PARTY
 from deepinfer_core.plugins.record import PluginRecord
 from deepinfer_core.plugins.registry import Registry
+from deepinfer_core.plugins.required_hooks import REQUIRED_HOOKS
 from deepinfer_core.settings import did_you_mean
 
 LOG = logging.getLogger("deepinfer.plugins")
-REQUIRED_HOOKS = {
-    "backend": ("deepinfer_backend_create",),
-    "model": ("deepinfer_model_match", "deepinfer_cache_specs", "deepinfer_model_create"),
-    "sampler": ("deepinfer_sampler_create",),
-    "grammar": ("deepinfer_grammar_create",),
-    "logits_filter": ("deepinfer_logits_filter_create",),
-}
 _CURRENT: ContextVar[tuple[PluginManager, PluginRecord] | None] = ContextVar("deepinfer_plugin", default=None)
 
 

@@ -41,6 +41,7 @@ __all__ = [
     "check_manifest",
     "parse_manifest",
     "read_manifest",
+    "split_manifest_value",
 ]
 
 MAX_BYTES = 256 << 10
@@ -108,11 +109,9 @@ def read_manifest(value: str) -> Manifest:
     :param value: ``<top package>:<file>``, e.g. ``deepinfer_acme:deepinfer.toml``.
     :raises ManifestError: for anything wrong; ``what`` says what and where.
     """
-    package, _, filename = (part.strip() for part in value.partition(":"))
-    if not package or not filename or "/" in filename or "\\" in filename:
-        raise ManifestError(f"entry point value {value!r} is not <top package>:<file>")
-    if "." in package:
-        raise ManifestError(f"the manifest is in {package!r}; it must be in a top-level package")
+    package, filename, problem = split_manifest_value(value)
+    if problem:
+        raise ManifestError(problem)
     folders = package_folders(package)
     if not folders:
         raise ManifestError(f"package {package!r} is not importable here, or is a single module")
@@ -125,6 +124,16 @@ def read_manifest(value: str) -> Manifest:
     except OSError as exc:
         raise ManifestError(f"{filename} cannot be read: {exc.strerror or exc}") from exc
     return parse_manifest(data, path)
+
+
+def split_manifest_value(value: str) -> tuple[str, str, str]:
+    """Top package and file that an entry of group ``deepinfer.manifest`` names, and what is wrong with it."""
+    package, _, filename = (part.strip() for part in value.partition(":"))
+    if not package or not filename or "/" in filename or "\\" in filename:
+        return package, filename, f"entry point value {value!r} is not <top package>:<file>"
+    if "." in package:
+        return package, filename, f"the manifest is in {package!r}; it must be in a top-level package"
+    return package, filename, ""
 
 
 def parse_manifest(data: bytes, path: Path) -> Manifest:
