@@ -18,6 +18,9 @@ def add_options(parser: pytest.Parser) -> None:
         (option_of(kind), kind, {"metavar": "NAME", "help": f"the {kind.replace('_', ' ')} to test"}) for kind in KINDS
     ]
     options += [
+        ("--on", "on", {"metavar": "NAME", "default": "cpu", "help": "backend that the part runs on (cpu)"}),
+        ("--checkpoint", "checkpoint", {"metavar": "DIR", "help": "checkpoint of the model (the one that it ships)"}),
+        ("--params", "params", {"metavar": "JSON", "help": "parameters of the sampler or logits filter, as an object"}),
         ("--level", "level", {"choices": LEVELS, "default": DEFAULT_LEVEL, "help": "how much to test (core)"}),
         ("--report", "report", {"metavar": "FILE", "action": "append", "default": [], "help": "write .json or .html"}),
         ("--known-failures", "known_failures", {"metavar": "FILE", "help": "tests that fail (./conformance.toml)"}),

@@ -1,0 +1,1 @@
+"""Tests of samplers: those of whole steps, and row samplers."""
