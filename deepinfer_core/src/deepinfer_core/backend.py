@@ -1,12 +1,13 @@
 """``build_backend``: make the object that implements :class:`deepinfer_core.interfaces.Backend` from a table of ops.
 
 A backend gives its ops; those that it may leave out come from the ``cpu`` plugin, and the plan says so, op by op; a
-required op never does. One error lists everything that is missing (``spec/plugins.md`` 7, ``spec/kernels.md`` 3).
+required op does only where the backend names it. One error lists everything that is missing (``spec/plugins.md`` 7,
+``spec/kernels.md`` 3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -94,6 +95,7 @@ def build_backend(
     name: str,
     ops: Mapping[str, Callable[..., Any] | None],
     *,
+    delegated: Collection[str] = (),
     device: Any = None,
     capabilities: Capabilities | None = None,
     unit_bytes: Callable[[Sequence[CacheSpec], str], int] | None = None,
@@ -111,6 +113,7 @@ def build_backend(
 
     :param name: The backend's name.
     :param ops: Op id -> callable; None says that an optional op is not there.
+    :param delegated: Required ops that this backend leaves to ``defaults``, named one by one; the plan says so.
     :param device: The device; None runs on that of ``cpu``, and then the functions below default to those of ``cpu``.
     :param capabilities: What it can do; None: those of ``cpu`` under this name.
     :param unit_bytes, alloc_caches, bind_inputs, to_host: The functions of the ``Backend`` protocol. A backend with a
@@ -129,16 +132,18 @@ def build_backend(
         if function is not None
     }
     own_functions = _METHODS[1:] if device is not None else ()
-    wanted = [op for op, required in table.items() if not required and op not in ops]
+    wanted = [op for op, required in table.items() if op not in ops and (not required or op in delegated)]
     closers = [close] if close is not None else []
     problems = [f"unknown op {op!r}{did_you_mean(op, table)}" for op in sorted(ops) if table and op not in table]
+    problems += [f"unknown op {op!r}{did_you_mean(op, table)}" for op in sorted(delegated) if op not in table]
+    problems += [f"op {op} is given and delegated" for op in sorted(delegated) if op in ops]
     problems += [f"{op} is not callable" for op, call in sorted(given.items()) if not callable(call)]
     problems += [f"function {key} (a device needs its own)" for key in own_functions if key not in functions]
     incomplete = bool(wanted) or len(functions) < len(_METHODS) or capabilities is None
     source = f"the {_CPU} plugin"
     if incomplete and defaults is None and name != _CPU:
         try:
-            defaults = _cpu_backend()
+            defaults = cpu_backend()
         except BackendNotInstalled as exc:
             source = f"no {_CPU} plugin here ({exc.reason})"
         else:
@@ -146,12 +151,14 @@ def build_backend(
     who = provider or _provider(name)
     complete: dict[str, Callable[..., Any] | None] = dict(ops)
     plan = dict.fromkeys(given, who)
-    problems += [f"op {op}" for op, required in table.items() if required and op not in given]
+    problems += [f"op {op}" for op, required in table.items() if required and op not in given and op not in wanted]
     for op in wanted:
         filled = defaults.ops.get(op) if defaults is not None else None
         complete[op] = filled
         if filled is not None and defaults is not None:
             plan[op] = defaults.plan.get(op, defaults.name)
+        elif op in delegated:
+            problems.append(f"op {op}")
     for key in _METHODS:
         if key not in functions and key not in own_functions:
             if defaults is None:
@@ -187,7 +194,13 @@ def op_table() -> Mapping[str, bool]:
     return {op: record.required for op, record in OPS.items()}
 
 
-def _cpu_backend() -> Backend:
+def cpu_backend() -> Backend:
+    """A new ``cpu`` backend, through the plugin registry: for a backend that wraps its ops. Whoever asks closes it.
+
+    To be called in ``deepinfer_backend_create``, whose settings it is made with.
+
+    :raises BackendNotInstalled: ``deepinfer-cpu`` is not installed.
+    """
     from deepinfer_core.plugins.hooks import Hooks  # imports this module
     from deepinfer_core.plugins.manager import current_manager
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-from deepinfer_core.backend import build_backend
+from deepinfer_core.backend import build_backend, cpu_backend
 from deepinfer_core.types import CacheSpec, Capabilities
 
 if TYPE_CHECKING:  # numpy comes with the records; a Protocol needs them for type checkers only
@@ -33,6 +33,7 @@ __all__ = [
     "Sampler",
     "Tensor",
     "build_backend",
+    "cpu_backend",
 ]
 
 Tensor = Any

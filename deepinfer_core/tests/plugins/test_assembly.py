@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deepinfer_core.assembly.assemble import assemble
+from deepinfer_core.assembly.assemble import assemble, default_checkpoint
 from deepinfer_core.errors import DeepInferError, NotSupported
 
 
@@ -47,6 +47,14 @@ def test_assemble_without_a_model_takes_the_checkpoint_of_a_plugin(site, sources
     (home / "ckpt").mkdir()
     (home / "ckpt" / "config.json").write_text('{"architectures": ["TinyLM"]}')
     assert build(site).card.path == home / "ckpt"
+
+
+def test_assemble_without_a_model_takes_the_first_party_checkpoint_whatever_else_is_installed(site, sources):
+    table = 'architectures = ["TinyLM"]\ncheckpoint = "ckpt"'
+    site.add("aardvark", sources["model"](), kind="model", table=table)
+    ours = site.add("deepseek_v41", sources["model"](), kind="model", dist="deepinfer-v41", table=table)
+    assert default_checkpoint(site.manager()) == ours / "ckpt"
+    assert default_checkpoint(site.manager(model_plugin="aardvark")).parent.name == "acme_aardvark"
 
 
 def test_assemble_without_a_model_and_without_a_checkpoint_says_what_to_do(tiny):

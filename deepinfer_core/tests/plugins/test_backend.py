@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from deepinfer_core import backend as module
@@ -41,6 +43,11 @@ def reference():
     return build_backend("cpu", ops, device="cpu", capabilities=CAN, provider="deepinfer-cpu", **functions())
 
 
+def bare():
+    """Defaults without any op."""
+    return SimpleNamespace(name="bare", device="cpu", capabilities=CAN, ops={}, plan={}, close=lambda: None)
+
+
 def test_build_backend_makes_groups_and_satisfies_the_protocol():
     made = build_backend(
         "toy", {"norm.rms": rms, "gemm.dense": dense}, device="d", capabilities=CAN, defaults=reference(), **functions()
@@ -57,6 +64,22 @@ def test_build_backend_fills_optional_ops_and_says_so_in_the_plan():
     assert dict(made.plan) == {"norm.rms": "acme-toy", "gemm.dense": "acme-toy", "meta.sort": "deepinfer-cpu"}
     assert "moe.mega" not in made.ops
     assert (made.device, made.capabilities.name, made.unit_bytes([], "main")) == ("cpu", "toy", 32)
+
+
+def test_build_backend_with_delegated_ops_takes_them_from_the_defaults_and_says_so():
+    made = build_backend("toy", {"norm.rms": rms}, delegated=["gemm.dense"], defaults=reference(), provider="acme-toy")
+    assert made.gemm.dense is dense
+    assert dict(made.plan) == {"norm.rms": "acme-toy", "gemm.dense": "deepinfer-cpu", "meta.sort": "deepinfer-cpu"}
+
+
+def test_build_backend_with_wrong_delegated_ops_lists_each():
+    own = {"norm.rms": rms}
+    with pytest.raises(UnsupportedOp) as caught:
+        build_backend("toy", own, delegated=["norm.rms", "gemm.dens", "gemm.dense"], defaults=bare(), **functions())
+    assert caught.value.what == (
+        "backend 'toy' is incomplete: unknown op 'gemm.dens'; did you mean 'gemm.dense'?, op norm.rms is given and "
+        "delegated, op gemm.dense"
+    )
 
 
 def test_build_backend_without_required_ops_lists_them_all_with_unknown_ones():

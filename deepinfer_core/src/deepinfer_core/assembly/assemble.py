@@ -26,6 +26,7 @@ from deepinfer_core.plugins.failure import plugin_failure
 from deepinfer_core.plugins.grammars import choose_grammar_engine
 from deepinfer_core.plugins.hooks import Hooks
 from deepinfer_core.plugins.manager import PluginManager
+from deepinfer_core.plugins.names import FIRST_PARTY_DISTRIBUTIONS
 from deepinfer_core.plugins.record import PluginRecord
 from deepinfer_core.plugins.requirements import missing_capabilities
 from deepinfer_core.plugins.selection import Selection, refuse_missing, select_backend
@@ -161,13 +162,15 @@ def _load(owner: PluginRecord, model: Model, path: Path) -> None:
 
 
 def default_checkpoint(manager: PluginManager) -> Path:
-    """The small checkpoint that an installed model plugin ships; the first by name if several do.
+    """The small checkpoint that an installed model plugin ships: a first-party one, so that installing another plugin
+    changes no command that does not name it; else the first by name.
 
     :raises ModelNotFound: no usable plugin ships one; says what is wrong with one that does.
     :raises PluginMissing: no plugin has the name of ``--model-plugin``.
     """
     wanted = manager.config.model_plugin
-    for record in manager.registry.of_kind("model"):
+    records = manager.registry.of_kind("model")
+    for record in sorted(records, key=lambda r: (r.distribution not in FIRST_PARTY_DISTRIBUTIONS, r.name)):
         if record.table.checkpoint and record.manifest and wanted in (None, record.name):
             return record.manifest.path.parent / record.table.checkpoint
     if wanted is not None and manager.registry.find("model", wanted) is None:
