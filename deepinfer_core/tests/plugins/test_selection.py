@@ -162,6 +162,17 @@ def test_auto_never_takes_a_backend_of_the_processor_for_an_accelerator(site, so
     assert [name for name, _ in selection.refused] == ["host"]
 
 
+def test_auto_leaves_a_usable_backend_of_the_processor_to_those_who_name_it(site, sources):
+    site.add("cpu", sources["backend"], dist="deepinfer-cpu")
+    site.add("host", sources["backend"], table='arch = ["cpu"]')
+    selection = choose(site, {"host": report(devices=("cpu",))})
+    assert selection.line == "backend: cpu (auto: no accelerator present)"
+    assert selection.refused == (
+        ("host", "runs on the processor, where auto takes cpu; choose it with --backend host"),
+    )
+    assert choose(site, {"host": report(devices=("cpu",))}, backend="host").record.name == "host"
+
+
 def test_auto_with_a_plugin_that_cannot_be_imported_goes_on_and_names_it(toys):
     failed = {"failure": "plugin failed in import: ImportError: x", "plugin_failed": True}
     selection = choose(toys, {"toya": failed, "toyb": ABSENT})

@@ -112,6 +112,8 @@ def _automatic(manager: PluginManager, requirements: Requirements, prober: Probe
         if outcome.plugin_failed:
             record.end("failed", "probe", PluginError(f"{record.title}: {outcome.failure}"))
         reason = unusable_reason(outcome) or arch_problem(record, report) or _lacks(record, requirements)
+        if not reason and _host_only(record):
+            reason = f"runs on the processor, where auto takes cpu; choose it with --backend {record.name}"
         if reason or report is None:
             refused.append((record.name, reason))
             remedies += [report.remedy] if report and report.remedy else []
