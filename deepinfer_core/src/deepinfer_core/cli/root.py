@@ -15,6 +15,7 @@ COMMANDS = {
     "chat": ("deepinfer_core.cli.chat:chat", "Talk with a model."),
     "doctor": ("deepinfer_core.cli.doctor:doctor", "Say what works here, what does not, and what to do."),
     "generate": ("deepinfer_core.cli.generate:generate", "Generate text for prompts."),
+    "new-plugin": ("deepinfer_core.cli.new_plugin:new_plugin", "Write a package with a plugin, ready to install."),
     "replay": ("deepinfer_core.cli.replay:replay", "Run the requests of a result file again, and compare."),
     "plugins": (
         "deepinfer_core.cli.plugins_command:plugins",
