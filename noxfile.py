@@ -16,8 +16,8 @@ ROOT = Path(__file__).parent
 TORCH = "torch==2.13.0"
 TORCHLESS = ("./contracts", "./native", "./deepinfer_core")
 PLUGINS = ("./plugins/deepinfer_cpu", "./plugins/deepinfer_v41", "./plugins/deepinfer_samplers")
-# What users of the extras [audit] and [chat] have as well.
-LIBRARIES = ("scipy>=1.11", "deepseek-recipe>=0.2,<0.3")
+# What users of the extras [audit], [chat] and [new-plugin] have as well.
+LIBRARIES = ("scipy>=1.11", "deepseek-recipe>=0.2,<0.3", "jinja2>=3.1")
 TEST_TOOLS = (
     "pytest>=8.3",
     "pytest-xdist>=3.6",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from types import FunctionType
 from typing import Any
 
 from deepinfer_core import backend, interfaces
@@ -24,7 +25,7 @@ def interfaces_page() -> str:
     for name in sorted(interfaces.__all__, key=str.lower):
         owner = getattr(interfaces, name)
         lines += ["", f"## {name}", ""]
-        if name == "build_backend":
+        if isinstance(owner, FunctionType):
             lines += _function(owner)
         elif getattr(owner, "_is_protocol", False):
             lines += _protocol(name, owner)

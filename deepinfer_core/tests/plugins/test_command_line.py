@@ -155,7 +155,7 @@ def test_plugins_warns_of_an_unknown_variable_on_stderr(alone, capsys, monkeypat
             ["plugin"],
             (
                 "deepinfer: E_USAGE: no command named 'plugin'; did you mean 'plugins'?\n"
-                "  reason: commands: audit, chat, doctor, generate, plugins, replay\n"
+                "  reason: commands: audit, chat, doctor, generate, new-plugin, plugins, replay\n"
                 "  remedy: run: deepinfer --help\n"
             ),
         ),
@@ -223,8 +223,8 @@ def test_version_prints_the_versions(capsys):
 def test_help_lists_the_commands_without_importing_them(capsys):
     assert cli.main(["--help"]) == 0
     out = capsys.readouterr().out
-    assert "  generate  Generate text for prompts.\n" in out
-    assert "  plugins   List, check and pin plugins; import none.\n" in out
+    assert "  generate    Generate text for prompts.\n" in out
+    assert "  plugins     List, check and pin plugins; import none.\n" in out
 
 
 def test_unexpected_exception_is_one_line_and_status_70(failing, capsys):

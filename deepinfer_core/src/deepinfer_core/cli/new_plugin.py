@@ -11,11 +11,12 @@ import click
 from deepinfer_core.cli.state import CommandState, common_options
 from deepinfer_core.new_plugin.naming import KINDS, Names
 
+_LINES = "| deepinfer generate --format jsonl -"
 _TRY = {
     "backend": 'deepinfer generate --backend {name} "import os"',
     "model": 'deepinfer generate --model-plugin {name} "The "',
-    "sampler": """echo '{{"prompt": "import os", "sampler": "{name}"}}' | deepinfer generate --format jsonl -""",
-    "logits_filter": """echo '{{"prompt": "import os", "logits_filters": "{name}"}}' | deepinfer generate --format jsonl -""",
+    "sampler": """echo '{{"prompt": "import os", "sampler": "{name}"}}' """ + _LINES,
+    "logits_filter": """echo '{{"prompt": "import os", "logits_filters": "{name}"}}' """ + _LINES,
     "grammar": 'deepinfer generate --grammar-engine {name} --regex "yes|no" "import os"',
     "extension": "deepinfer --plugin {name} {command}",
 }

@@ -11,7 +11,8 @@ from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import InvalidParameter
 from deepinfer_core.plugins.discovery import package_folders
 from deepinfer_core.plugins.manifest import NAME
-from deepinfer_core.plugins.registry import FIRST_PARTY, FIRST_PARTY_DISTRIBUTIONS, RESERVED_WORDS, Registry
+from deepinfer_core.plugins.names import FIRST_PARTY, FIRST_PARTY_DISTRIBUTIONS, RESERVED_WORDS
+from deepinfer_core.plugins.registry import Registry
 
 KINDS = {
     "backend": "backend",

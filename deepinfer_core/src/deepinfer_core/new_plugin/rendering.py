@@ -1,7 +1,7 @@
 """Fill the templates: files of ``templates/common`` and of the kind's own folder, which may replace common ones.
 
-A file that ends in ``.j2`` is a Jinja template; any other one is copied. The folder ``package`` gets the package's name.
-Names that a template misspells are errors, never empty text.
+A file that ends in ``.j2`` is a Jinja template; any other one is copied. The folder ``package`` gets the name of the
+package. Names that a template misspells are errors, never empty text.
 """
 
 from __future__ import annotations
