@@ -13,10 +13,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deepinfer_core" / 
 
 from dp_ranks import Rank
 
-from deepinfer_core.errors import GroupError
+from deepinfer_core.errors import GroupError, PluginLockError
+from deepinfer_core.plugins.agreement import agree_on_plugins
+from deepinfer_core.plugins.lock import LockedPlugin, PluginLock
 from deepinfer_cpu.dp_group import join_group
 
 DIES_AFTER = 40
+
+
+def first_act(version, reducer):
+    """The ranks compare their plugins, of which this one has another version than the others."""
+    plugin = LockedPlugin("backend", "cpu", "deepinfer-cpu", version, "deepinfer_cpu.plugin", "ab" * 32, ">=1.0,<2", {})
+    try:
+        agree_on_plugins(reducer, PluginLock((plugin,)))
+    except PluginLockError as error:
+        return str(error)
+    return ""
 
 
 def second_act(rank, settings, reducer):
@@ -39,6 +51,9 @@ def main():
     settings = json.loads(Path(sys.argv[1]).read_text("utf-8"))
     folder, rank = Path(sys.argv[1]).parent, int(sys.argv[2])
     reducer = join_group(f"file://{folder / 'meet'}", rank, settings["size"], timeout_s=settings["timeout_s"])
+    if settings.get("versions"):
+        (folder / f"rank{rank}.json").write_text(json.dumps({"error": first_act(settings["versions"][rank], reducer)}))
+        os._exit(0)
     actor = Rank(reducer, settings["seed"] + rank, busy=settings["busy"][rank], **settings["config"])
     begin = time.monotonic()
     actor.run(settings["steps"])

@@ -23,10 +23,19 @@ INTERVAL_ANY = 7
 
 
 def run_group(
-    folder: Path, size: int, steps: int, *, dies: bool = False, limit_s: float = 110, **config: Any
+    folder: Path,
+    size: int,
+    steps: int,
+    *,
+    dies: bool = False,
+    versions: list[str] | None = None,
+    limit_s: float = 110,
+    **config: Any,
 ) -> list[dict[str, Any]]:
-    """The reports of all ranks. ``dies``: the last one ends itself in a second act."""
+    """The reports of all ranks. ``dies``: the last one ends itself in a second act. ``versions``: of a plugin that each
+    rank has; they compare them, and do nothing else."""
     settings = {"size": size, "steps": steps, "seed": SEED, "busy": BUSY[:size], "timeout_s": TIMEOUT_S, "dies": dies}
+    settings["versions"] = versions
     (folder / "settings.json").write_text(json.dumps({**settings, "config": config}), "utf-8")
     ranks = [
         subprocess.Popen(
@@ -70,6 +79,16 @@ def test_four_ranks_hear_of_a_dead_one_within_the_time_limit(tmp_path):
         assert act["steps"] <= 42
     counts = check_reports(reports, 400, depth=2)
     assert all(counts.values()), counts
+
+
+def test_two_ranks_with_other_plugins_both_refuse_and_neither_hangs(tmp_path):
+    reports = run_group(tmp_path, 2, 0, versions=["1.0", "1.1"], limit_s=60)
+    text = (
+        "E_PLUGIN_LOCK: the plugins of rank 1 are not those of rank 0\n"
+        "  reason: backend cpu: version is 1.0 at rank 0, and 1.1 at rank 1\n"
+        "  remedy: install the same releases in every rank's environment"
+    )
+    assert [report["error"] for report in reports] == [text, text]
 
 
 @pytest.mark.slow

@@ -31,6 +31,9 @@ class PluginSettings:
     enable: tuple[str, ...] = setting((), "Extensions to load.", kind="names")
     disable: tuple[str, ...] = setting((), "Plugins never to load (names, or KIND:NAME).", kind="names")
     prefer: Mapping[str, str] = setting({}, "Distribution that wins a name: KIND:NAME=DISTRIBUTION.", kind="table")
+    lock: str | None = setting(
+        None, "File of deepinfer plugins lock: use exactly these plugins, or refuse.", kind="text"
+    )
     allow: tuple[str, ...] | None = setting(
         None,
         "Third-party plugins allowed besides the first-party ones; empty: none.",
@@ -211,7 +214,7 @@ class EngineConfig:
         """Read every source once and check every value.
 
         :param flags: Setting key -> value; the strongest source. None means that a flag was not given.
-        :param file: TOML file whose keys are setting keys. A relative ``model`` in it is relative to the file.
+        :param file: TOML file whose keys are setting keys. Relative paths in it are relative to the file.
         :param environ: The environment; None: that of this process. Pass ``{}`` to read none.
         :param flag_origin: What to call the first source: ``flag``, or ``argument`` in Python.
         :param recorded: Those of an earlier run, weaker than ``flags`` only.
@@ -301,8 +304,9 @@ def _from_file(path: Path) -> _Layer:
             details={"unknown": unknown},
         )
     source = f"file {path}"
-    if isinstance(flat.get("model"), str) and flat["model"]:
-        flat["model"] = str(path.parent / str(flat["model"]))  # the file means the same from every working directory
+    for key in ("model", "plugins.lock"):
+        if isinstance(flat.get(key), str) and flat[key]:
+            flat[key] = str(path.parent / str(flat[key]))  # the file means the same from every working directory
     return {key: (value, source, source) for key, value in flat.items()}
 
 

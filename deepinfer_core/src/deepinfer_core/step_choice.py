@@ -19,10 +19,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from deepinfer_core.errors import ConfigError, EngineError, GroupError
 from deepinfer_core.records import EngineType, SchedulerOutputs, StepMode
+
+if TYPE_CHECKING:
+    from deepinfer_core.plugins.lock import PluginLock
 
 POINT_ANY = 1
 _FLAGS = 3
@@ -86,8 +89,12 @@ class LocalChooser:
 class GroupChooser:
     """One rank of a group. Raises GroupError from any call when the group is broken; it cannot go on after that."""
 
-    def __init__(self, reducer: DpReducer, core: StepCore) -> None:
-        """Raises ConfigError for a core whose ``dp_size`` is not that of the group."""
+    def __init__(self, reducer: DpReducer, core: StepCore, *, lock: PluginLock | None = None) -> None:
+        """``lock``: the plugins of this rank (``PluginManager.lock()``), compared with those of every other rank; all
+        ranks give theirs, or none does.
+
+        Raises ConfigError for a core whose ``dp_size`` is not that of the group, PluginLockError where ranks differ.
+        """
         config = core.config
         if config.dp_size != reducer.size:
             raise ConfigError(
@@ -95,6 +102,10 @@ class GroupChooser:
                 remedy="make the core with dp_size = the size of its group",
                 details={"field": "dp_size"},
             )
+        if lock is not None:
+            from deepinfer_core.plugins.agreement import agree_on_plugins  # imports the protocol of this module
+
+            agree_on_plugins(reducer, lock)
         self._reducer = reducer
         self._depth: int = config.depth
         self._type = EngineType(config.engine_type)

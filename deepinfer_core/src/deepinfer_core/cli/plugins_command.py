@@ -18,6 +18,7 @@ from deepinfer_core.plugins.registry import Registry
 # Word -> where its click command is, and its line in --help, which must not cost the import.
 _INNER = {
     "check": ("deepinfer_core.cli.plugins_check:check", "Examine a plugin before its release."),
+    "lock": ("deepinfer_core.cli.plugins_lock:lock", "Write down which plugins are installed, to pin them."),
 }
 _HEADER = ("KIND", "NAME", "DISTRIBUTION", "STATE", "DETAIL", "LOCATION")
 

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Options whose name is not the setting's key.
-_OPTION_NAMES = {"plugins.disable": "--no-plugin", "plugins.enable": "--plugin", "plugins.prefer": "--prefer"}
+_OPTION_NAMES = {
+    "plugins.disable": "--no-plugin",
+    "plugins.enable": "--plugin",
+    "plugins.prefer": "--prefer",
+    "plugins.lock": "--plugin-lock",
+}
 
 
 @define
@@ -106,7 +111,7 @@ def _setting_option(key: str) -> Callable[[F], F]:
     common: dict[str, Any] = {"help": declared.help, "expose_value": False, "callback": store, "default": None}
     if declared.kind == "boolean":
         return click.option(f"{name}/--no-{name[2:]}", **common)
-    metavar = METAVARS.get(declared.kind, "TEXT")
+    metavar = "FILE" if key == "plugins.lock" else METAVARS.get(declared.kind, "TEXT")
     if declared.choices:
         metavar = "|".join(declared.choices)
     return click.option(name, metavar=metavar, multiple=declared.kind in ("names", "ids", "table"), **common)
@@ -130,7 +135,7 @@ def common_options(function: F) -> F:
 
     hidden: dict[str, Any] = {"expose_value": False, "callback": store, "is_eager": True}
     for decorate in (
-        setting_options("plugins.enable", "plugins.disable", "plugins.prefer", "strict_plugins"),
+        setting_options("plugins.enable", "plugins.disable", "plugins.prefer", "plugins.lock", "strict_plugins"),
         click.option("--debug", is_flag=True, help="Print tracebacks.", **hidden),
         click.option("--json", is_flag=True, help="Data and errors as JSON.", **hidden),
         click.option("--config", metavar="FILE", help="Settings in TOML.", **hidden),

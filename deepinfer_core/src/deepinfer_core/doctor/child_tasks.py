@@ -9,9 +9,10 @@ from typing import Any
 import attrs
 
 from deepinfer_core.config import EngineConfig
-from deepinfer_core.errors import DeepInferError
+from deepinfer_core.errors import DeepInferError, PluginLockError
 from deepinfer_core.plugins.failure import blame, exception_text, plugin_failure
 from deepinfer_core.plugins.hooks import wrong_return
+from deepinfer_core.plugins.lock import check_installed
 from deepinfer_core.plugins.manager import PluginManager
 from deepinfer_core.plugins.manifest import PluginTable
 from deepinfer_core.plugins.probe_child import host_info
@@ -22,12 +23,16 @@ from deepinfer_core.types import DoctorCheck
 CHECKS_HOOK = "deepinfer_doctor_checks"
 
 
-def load_plugin(kind: str, name: str, distribution: str, version: str, group: str, value: str) -> dict[str, Any]:
+def load_plugin(group: str, locked: dict[str, Any]) -> dict[str, Any]:
     """``{"file", "hooks"}`` of the plugin's module, or ``{"error", "phase"}``."""
-    manager, record = _one_plugin(kind, name, distribution, version, group, value)
+    try:
+        check_installed(locked)
+    except PluginLockError as exc:
+        return {"error": _as_record(exc), "phase": "lock"}
+    manager, record = _one_plugin(group, locked)
     if not manager.load(record):
         return {"error": _as_record(record.error), "phase": record.phase}
-    module = sys.modules.get(value.partition(":")[0].strip())
+    module = sys.modules.get(record.entry.value.partition(":")[0].strip())
     from deepinfer_core import hookspecs
 
     known = sorted(hook for hook in vars(hookspecs) if hook.startswith("deepinfer_"))
@@ -35,9 +40,13 @@ def load_plugin(kind: str, name: str, distribution: str, version: str, group: st
     return {"file": getattr(module, "__file__", None), "hooks": hooks}
 
 
-def plugin_checks(kind: str, name: str, distribution: str, version: str, group: str, value: str) -> dict[str, Any]:
+def plugin_checks(group: str, locked: dict[str, Any]) -> dict[str, Any]:
     """``{"checks": [...]}`` of the plugin's own ``deepinfer_doctor_checks``, or ``{"error"}``."""
-    manager, record = _one_plugin(kind, name, distribution, version, group, value)
+    try:
+        check_installed(locked)
+    except PluginLockError as exc:
+        return {"error": _as_record(exc), "phase": "lock"}
+    manager, record = _one_plugin(group, locked)
     if not manager.load(record):
         return {"error": _as_record(record.error)}
     caller = manager.hook(record, CHECKS_HOOK)
@@ -110,15 +119,14 @@ def examine_model(flags: dict[str, Any], file: str | None, with_environment: boo
     return [attrs.asdict(finding) for finding in examine(config)]
 
 
-def _one_plugin(
-    kind: str, name: str, distribution: str, version: str, group: str, value: str
-) -> tuple[PluginManager, PluginRecord]:
+def _one_plugin(group: str, locked: dict[str, Any]) -> tuple[PluginManager, PluginRecord]:
+    kind, name = locked["kind"], locked["name"]
     record = PluginRecord(
         kind=kind,
         name=name,
-        distribution=distribution,
-        version=version,
-        entry=metadata.EntryPoint(name, value, group),
+        distribution=locked["distribution"],
+        version=locked["version"],
+        entry=metadata.EntryPoint(name, locked["entry"], group),
         folder=None,
         editable=False,
         table=PluginTable(kind=kind, name=name),

@@ -44,6 +44,7 @@ def diagnose(
     """Examine the installation. Never raises for what it finds.
 
     :param entries: Entry points to use in place of the installed ones.
+    :raises PluginLockError: the file of ``plugins.lock`` is none.
     :raises PluginMissing: nothing is called ``scope.name``; lists what is.
     """
     config = resolved.config
@@ -57,6 +58,7 @@ def diagnose(
         return Report(tuple(findings), versions)
     findings = [*core_findings(), *_compiled_findings(limits)]
     findings += [*resolved.findings, *warning_findings(warnings)]
+    findings += [Finding.of_error("settings", "lock", problem) for problem in registry.lock_problems]
     wanted = _wanted(config)
     of_plugins = plugin_findings(registry.records, frozenset(wanted), limits)
     findings += [*of_plugins, *_absent(registry, config, wanted)]

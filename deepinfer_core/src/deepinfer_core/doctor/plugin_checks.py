@@ -14,6 +14,7 @@ from deepinfer_core.doctor.findings import Finding
 from deepinfer_core.doctor.installation import requirement_findings
 from deepinfer_core.doctor.origins import module_origin
 from deepinfer_core.plugins.child import ChildResult, run_children
+from deepinfer_core.plugins.lock import LockedPlugin, as_data
 from deepinfer_core.plugins.probe import ProbeOutcome, probe_all
 from deepinfer_core.plugins.record import PluginRecord
 from deepinfer_core.plugins.selection import arch_problem, unmet_requires, unusable_reason
@@ -74,9 +75,7 @@ def plugin_findings(records: Sequence[PluginRecord], needed: frozenset[str], lim
 
 
 def _run(task: str, records: Sequence[PluginRecord], limit_s: float) -> list[ChildResult]:
-    calls = [
-        (f"{_TASKS}:{task}", (r.kind, r.name, r.distribution, r.version, r.entry.group, r.entry.value)) for r in records
-    ]
+    calls = [(f"{_TASKS}:{task}", (r.entry.group, as_data(LockedPlugin.of(r)))) for r in records]
     results = run_children(calls, limit_s, at_once=max(2, os.cpu_count() or 1))
     no_result = "wrote something that is no result"  # a plugin found the pipe
     return [

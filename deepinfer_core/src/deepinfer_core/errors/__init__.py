@@ -63,6 +63,7 @@ from deepinfer_core.errors.plugins import (
     ManifestError,
     PluginConflict,
     PluginError,
+    PluginLockError,
     PluginMissing,
 )
 from deepinfer_core.errors.usage import (
@@ -120,6 +121,7 @@ __all__ = [
     "OutputError",
     "PluginConflict",
     "PluginError",
+    "PluginLockError",
     "PluginMissing",
     "RequestFailed",
     "ShapeContractError",

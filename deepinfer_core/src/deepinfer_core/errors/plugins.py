@@ -75,3 +75,14 @@ class PluginMissing(PluginError):
     """
 
     code = "E_PLUGIN_MISSING"
+
+
+class PluginLockError(PluginError):
+    """A plugin is not as the plugin lock has it, or as another process of the run has it; names field and both values.
+
+    :cause: A distribution was updated, removed or changed since the lock was written, or ranks run in environments that
+        differ.
+    :remedy: Install what is locked, or write the lock again: ``deepinfer plugins lock --out FILE``.
+    """
+
+    code = "E_PLUGIN_LOCK"

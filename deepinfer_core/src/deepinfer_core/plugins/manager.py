@@ -21,6 +21,7 @@ from deepinfer_core import hookspecs
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import BackendNotInstalled, PluginError
 from deepinfer_core.plugins.failure import exception_text, plugin_failure
+from deepinfer_core.plugins.lock import PluginLock, together
 from deepinfer_core.plugins.names import FIRST_PARTY
 from deepinfer_core.plugins.record import PluginRecord
 from deepinfer_core.plugins.registry import Registry
@@ -46,8 +47,18 @@ class PluginManager:
 
     @classmethod
     def from_config(cls, config: EngineConfig, entries: Iterable[metadata.EntryPoint] | None = None) -> PluginManager:
-        """A manager over the installed plugins, or over ``entries``."""
-        return cls(Registry.build(config, entries), config)
+        """A manager over the installed plugins, or over ``entries``.
+
+        :raises PluginLockError: they are not as ``plugins.lock`` has them. Nothing was imported.
+        """
+        registry = Registry.build(config, entries)
+        if registry.lock_problems:
+            raise together(registry.lock_problems)
+        return cls(registry, config)
+
+    def lock(self) -> PluginLock:
+        """The plugins that were loaded, in that order: what another process of the same run must have."""
+        return PluginLock.of(self.loaded)
 
     def require(self, kind: str, name: str) -> PluginRecord:
         """Load the plugin that a person named, or that a model needs.

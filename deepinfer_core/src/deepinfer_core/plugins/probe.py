@@ -12,6 +12,7 @@ from typing import Any
 from attrs import frozen
 
 from deepinfer_core.plugins.child import ChildResult, run_children
+from deepinfer_core.plugins.lock import LockedPlugin, as_data
 from deepinfer_core.plugins.record import PluginRecord
 from deepinfer_core.types import ProbeReport
 
@@ -39,7 +40,7 @@ class ProbeOutcome:
 
 def probe_all(records: Sequence[PluginRecord], *, limit_s: float = LIMIT_S) -> list[ProbeOutcome]:
     """Probe every record, all at the same time. The answers are in the order of ``records``."""
-    calls = [(_TARGET, (r.entry.group, r.entry.name, r.entry.value)) for r in records]
+    calls = [(_TARGET, (r.entry.group, as_data(LockedPlugin.of(r)))) for r in records]
     results = run_children(calls, limit_s, at_once=max(len(calls), 1))
     return [_outcome(record, result) for record, result in zip(records, results, strict=True)]
 
@@ -58,6 +59,9 @@ def _from_answer(record: PluginRecord, data: dict[str, Any]) -> ProbeOutcome:
     if "report" in data:
         return ProbeOutcome(record, report=_report(data["report"]))
     phase, error = str(data["phase"]), str(data["error"])
+    if phase == "lock":
+        text = f"the process of the probe found another plugin: {error}"
+        return ProbeOutcome(record, failure=text, plugin_failed=True)
     if phase == "absent":
         return ProbeOutcome(record, failure=error)
     if phase == "return":

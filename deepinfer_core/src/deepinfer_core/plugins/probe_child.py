@@ -10,15 +10,22 @@ import attrs
 
 from deepinfer_core.errors import DeepInferError
 from deepinfer_core.plugins.failure import blame, exception_text
+from deepinfer_core.plugins.lock import check_installed
 from deepinfer_core.plugins.manager import load_entry_point, new_pluggy_manager, register_checked
 from deepinfer_core.types import HostInfo, ProbeReport
 
 
-def probe(group: str, name: str, value: str) -> dict[str, Any]:
-    """``{"report": ...}``, or ``{"phase", "error", "blame"}`` of what the plugin of this entry point raised."""
-    entry = metadata.EntryPoint(name, value, group)
-    phase = "import"
+def probe(group: str, locked: dict[str, Any]) -> dict[str, Any]:
+    """``{"report": ...}``, or ``{"phase", "error", "blame"}`` of what the plugin of this entry point raised.
+
+    ``locked`` is the plugin as the parent found it; another one is not imported.
+    """
+    name = locked["name"]
+    entry = metadata.EntryPoint(name, locked["entry"], group)
+    phase = "lock"
     try:
+        check_installed(locked)
+        phase = "import"
         plugin = load_entry_point(entry)
         phase = "register"
         manager = new_pluggy_manager()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
+from pathlib import Path
 
 from deepinfer_core.config import EngineConfig
-from deepinfer_core.errors import DeepInferError, ManifestError, PluginMissing
+from deepinfer_core.errors import DeepInferError, ManifestError, PluginLockError, PluginMissing
 from deepinfer_core.plugins.conflicts import settle_conflicts
 from deepinfer_core.plugins.discovery import Found, discover, package_folders
+from deepinfer_core.plugins.lock import PluginLock
+from deepinfer_core.plugins.lock_check import apply_lock
 from deepinfer_core.plugins.manifest import Manifest, PluginTable, read_manifest
 from deepinfer_core.plugins.record import PluginRecord
 from deepinfer_core.plugins.static_checks import check_static
@@ -22,8 +25,10 @@ __all__ = ["PluginRecord", "Registry"]
 class Registry:
     """All records of the environment. Lookup by kind and name."""
 
-    def __init__(self, records: Iterable[PluginRecord]) -> None:
+    def __init__(self, records: Iterable[PluginRecord], lock_problems: Iterable[PluginLockError] = ()) -> None:
         self.records = list(records)
+        self.lock_problems = tuple(lock_problems)
+        """How what is installed differs from ``plugins.lock``; no engine is made of it then."""
 
     @classmethod
     def build(
@@ -35,6 +40,8 @@ class Registry:
     ) -> Registry:
         """Find and check every plugin. Never raises for a faulty plugin; its record says what is wrong.
 
+        Raises PluginLockError for a file of ``plugins.lock`` that is none.
+
         :param entries: Entry points to use in place of the installed ones.
         :param warn: Gets a line for each setting that names a plugin that is not installed (``W_PLUGIN``); None:
             standard error does.
@@ -44,13 +51,14 @@ class Registry:
         records = [_record(item, manifests[item.distribution]) for item in found]
         for record in records:
             check_static(record, manifests[record.distribution], config.plugins)
+        problems = apply_lock(records, PluginLock.read(Path(config.plugins.lock))) if config.plugins.lock else []
         settle_conflicts(records, config.plugins)
         for line in unmatched_names(records, config.plugins):
             if warn is not None:
                 warn(line)
             else:
                 sys.stderr.write(f"deepinfer: {line}\n")
-        return cls(records)
+        return cls(records, problems)
 
     def __iter__(self) -> Iterator[PluginRecord]:
         return iter(self.records)

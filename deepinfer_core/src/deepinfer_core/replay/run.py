@@ -35,7 +35,7 @@ CHOOSE_NO_TOKEN = frozenset(
         "seed",  # the seeds made from it stand in each line
         *("validation", "sync_guard", "strict_plugins", "trace_hooks", "debug"),
         *("so_builder_cpus", "so_timeout_s", "so_cache_bytes"),
-        *("plugins.enable", "plugins.disable", "plugins.prefer", "plugins.allow"),
+        *("plugins.enable", "plugins.disable", "plugins.prefer", "plugins.lock", "plugins.allow"),
     }
 )
 """Settings that are left out: what they decide stands elsewhere, or chooses no token."""
