@@ -378,7 +378,7 @@ int di_set_cost_model(di_core *core, const di_cost_model *prefill, const di_cost
 int di_observe_step(di_core *core, uint64_t step, int64_t measured_ns);
 
 /* The best total of a decode step (7.3): values [n, k] cumulative acceptance of each draft, each row not increasing;
- * scratch of at least 16 * n * k + 8 bytes, aligned for double. */
+ * each counts in units of 1 / 2048, rounded; scratch of at least 6 * n * k + 8196 bytes, aligned for uint32_t. */
 int di_verify_budget(const int32_t *sizes, const double *ms, int n_sizes, double slope, double sampler_ms,
                      const float *values, int n, int k, void *scratch, uint64_t scratch_bytes, int32_t *total);
 /* lengths[i] = 1 + drafts of row i among the total - n best, ties by row and draft (7.4). */

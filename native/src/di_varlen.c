@@ -128,7 +128,7 @@ int di_varlen_lengths(di_core *c, int32_t n, const int32_t **lengths)
                              .sampler_ms = di_varlen_sampler_ms(v, n)};
     int32_t total = di_verify_total(&curve, v->budget, n, c->cfg.num_draft, v->scratch);
     const float *share = mapped ? v->budget : v->share;
-    di_verify_share(share, n, c->cfg.num_draft, total, mapped ? v->scratch : NULL, v->lengths);
+    di_verify_share(share, n, c->cfg.num_draft, total, v->scratch, mapped > 0, v->lengths);
     *lengths = v->lengths;
     return 0;
 }

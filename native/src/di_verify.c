@@ -2,9 +2,10 @@
 
 #include <string.h>
 
+#include "di_clones.h"
 #include "di_error.h"
 
-enum { DIGIT = 10, BUCKETS = 1 << DIGIT, MASK = BUCKETS - 1, PASSES = 3, MAX_ROWS = 65535, MAX_DRAFTS = 15 };
+enum { DIGIT = 10, BUCKETS = 1 << DIGIT, MASK = BUCKETS - 1, PASSES = 3, MAX_ROWS = 65535, MAX_DRAFTS = 15, FEW = 32 };
 
 static uint32_t bits_of(float x)
 {
@@ -13,80 +14,66 @@ static uint32_t bits_of(float x)
     return bits;
 }
 
-static float value_of(uint32_t bits)
+/* Scratch of m values. */
+typedef struct histogram {
+    uint32_t *count;          /* [DI_VERIFY_UNITS + 1] values of each number of units */
+    float *some;              /* [m] the values of one number */
+    uint16_t *units;          /* [m] of each value */
+} histogram;
+
+static histogram histogram_in(void *scratch, size_t m)
 {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
+    uint32_t *count = scratch;
+    float *some = (float *)(void *)(count + DI_VERIFY_UNITS + 1);
+    return (histogram){.count = count, .some = some, .units = (uint16_t *)(void *)(some + m)};
 }
 
 size_t di_verify_scratch_bytes(int32_t n, int32_t k)
 {
     size_t m = (size_t)n * (size_t)k;
-    return (m + 1) * sizeof(double) + 2 * m * sizeof(uint32_t);
+    return (DI_VERIFY_UNITS + 1) * sizeof(uint32_t) + m * (sizeof(float) + sizeof(uint16_t));
 }
 
-/* Sort m keys, largest first. Returns the array that holds the result: a or b. */
-static uint32_t *sort_descending(uint32_t *a, uint32_t *b, size_t m)
+DI_CLONES static void to_units(const float *values, size_t m, uint16_t *units)
 {
-    uint32_t count[PASSES][BUCKETS];
-    memset(count, 0, sizeof count);
-    for (size_t i = 0; i < m; i++)
-        for (int p = 0; p < PASSES; p++) count[p][a[i] >> (p * DIGIT) & MASK]++;
-    for (int p = 0; p < PASSES; p++) {
-        uint32_t at = 0, *c = count[p];
-        if (m == 0 || c[a[0] >> (p * DIGIT) & MASK] == m) continue;   /* all keys have the same digit */
-        for (int d = BUCKETS - 1; d >= 0; d--) {
-            uint32_t here = c[d];
-            c[d] = at;
-            at += here;
-        }
-        for (size_t i = 0; i < m; i++) b[c[a[i] >> (p * DIGIT) & MASK]++] = a[i];
-        uint32_t *done = b;
-        b = a;
-        a = done;
-    }
-    return a;
+    /* The product is exact, so that only the sum rounds, and the cast cuts. */
+    for (size_t i = 0; i < m; i++) units[i] = (uint16_t)(int32_t)(values[i] * DI_VERIFY_UNITS + 0.5F);
 }
 
-/* Scratch of m values: the sums of the t largest, t = 0 .. m, and the keys in descending order in the first of two
- * arrays. */
-static double *sums_in(void *scratch) { return scratch; }
-static uint32_t *keys_in(void *scratch, size_t m) { return (uint32_t *)(void *)((double *)scratch + m + 1); }
-static const uint32_t *sorted_in(const void *scratch, size_t m)
+static histogram count_values(const float *values, size_t m, void *scratch)
 {
-    return (const uint32_t *)(const void *)((const double *)scratch + m + 1);
-}
-
-static void sum_largest(const float *values, size_t m, void *scratch)
-{
-    double *sum = sums_in(scratch), all = 0;
-    uint32_t *keys = keys_in(scratch, m);
-    memcpy(keys, values, m * sizeof *keys);
-    uint32_t *sorted = sort_descending(keys, keys + m, m);
-    if (sorted != keys) memcpy(keys, sorted, m * sizeof *keys);
-    sum[0] = 0;
-    for (size_t t = 0; t < m; t++) sum[t + 1] = all += (double)value_of(keys[t]);
+    histogram h = histogram_in(scratch, m);
+    memset(h.count, 0, (DI_VERIFY_UNITS + 1) * sizeof *h.count);
+    to_units(values, m, h.units);
+    for (size_t i = 0; i < m; i++) h.count[h.units[i]]++;
+    return h;
 }
 
 int32_t di_verify_total(const di_verify_curve *curve, const float *values, int32_t n, int32_t k, void *scratch)
 {
     size_t m = (size_t)n * (size_t)k;
-    const double *sum = sums_in(scratch);
-    sum_largest(values, m, scratch);
-    int32_t most = n + (int32_t)m, begin = n, best_total = n;
+    const uint32_t *count = count_values(values, m, scratch).count;
+    /* Taken: `above` values of more than `unit` units, which sum to `sum`, and then as many of `unit` as are wanted. */
+    uint64_t above = 0, sum = (uint64_t)n * DI_VERIFY_UNITS;
+    int32_t unit = DI_VERIFY_UNITS, most = n + (int32_t)m, begin = n, best_total = n;
+    int32_t end_of_worth = most - (int32_t)count[0];     /* what lies behind adds nothing */
     double best = -1;
     for (int32_t i = 0; i < curve->n_sizes && begin <= most; i++) {
         int32_t size = curve->sizes[i], end = size < most ? size : most;
         if (end < begin) continue;
+        uint64_t wanted = (uint64_t)(end - n);
+        while (above + count[unit] < wanted) {
+            above += count[unit];
+            sum += (uint64_t)count[unit] * (uint64_t)unit;
+            unit--;
+        }
         double slope = curve->slope * size;
         double time = curve->ms[i] + slope;
         time += curve->sampler_ms;
-        double quotient = (n + sum[end - n]) / time;
+        double quotient = (double)(sum + (wanted - above) * (uint64_t)unit) / time;
         if (quotient > best) {
             best = quotient;
-            best_total = end;
-            while (best_total > begin && (n + sum[best_total - 1 - n]) / time == best) best_total--;
+            best_total = end > end_of_worth ? (begin > end_of_worth ? begin : end_of_worth) : end;
         }
         begin = end + 1;
     }
@@ -113,16 +100,34 @@ static uint32_t threshold_of(const float *values, size_t m, uint32_t taken, uint
     return prefix;
 }
 
-static uint32_t sorted_threshold(const void *scratch, size_t m, uint32_t taken, uint32_t *equals)
+/* The same of a few values. */
+static uint32_t threshold_of_few(float *values, uint32_t m, uint32_t taken, uint32_t *equals)
 {
-    const uint32_t *sorted = sorted_in(scratch, m);
-    uint32_t least = sorted[taken - 1], first = taken - 1;
-    while (first > 0 && sorted[first - 1] == least) first--;
+    for (uint32_t i = 1; i < m; i++) {
+        float x = values[i];
+        uint32_t j = i;
+        for (; j > 0 && values[j - 1] < x; j--) values[j] = values[j - 1];
+        values[j] = x;
+    }
+    uint32_t first = taken - 1;
+    while (first > 0 && bits_of(values[first - 1]) == bits_of(values[taken - 1])) first--;
     *equals = taken - first;
-    return least;
+    return bits_of(values[taken - 1]);
 }
 
-void di_verify_share(const float *values, int32_t n, int32_t k, int32_t total, const void *scratch, int32_t *lengths)
+/* Among the values of the same number of units as the one of rank taken. */
+static uint32_t threshold_in(histogram h, const float *values, size_t m, uint32_t taken, uint32_t *equals)
+{
+    uint32_t rank = taken, found = 0;
+    uint16_t unit = DI_VERIFY_UNITS;
+    while (h.count[unit] < rank) rank -= h.count[unit--];
+    for (size_t i = 0; i < m; i++)
+        if (h.units[i] == unit) h.some[found++] = values[i];     /* rare, so that the branch is guessed */
+    return found <= FEW ? threshold_of_few(h.some, found, rank, equals) : threshold_of(h.some, found, rank, equals);
+}
+
+void di_verify_share(const float *values, int32_t n, int32_t k, int32_t total, void *scratch, int is_counted,
+                     int32_t *lengths)
 {
     uint32_t taken = (uint32_t)(total - n), equals = 0;
     size_t m = (size_t)n * (size_t)k;
@@ -130,7 +135,10 @@ void di_verify_share(const float *values, int32_t n, int32_t k, int32_t total, c
         for (int32_t i = 0; i < n; i++) lengths[i] = taken ? k + 1 : 1;
         return;
     }
-    uint32_t least = scratch ? sorted_threshold(scratch, m, taken, &equals) : threshold_of(values, m, taken, &equals);
+    uint32_t least;
+    if (!scratch) least = threshold_of(values, m, taken, &equals);
+    else if (is_counted) least = threshold_in(histogram_in(scratch, m), values, m, taken, &equals);
+    else least = threshold_in(count_values(values, m, scratch), values, m, taken, &equals);
     for (int32_t i = 0; i < n; i++) {
         uint32_t above = 0, same = 0;
         for (int32_t j = 0; j < k; j++) {
@@ -188,7 +196,7 @@ int di_verify_budget(const int32_t *sizes, const double *ms, int n_sizes, double
     if (!(sampler_ms >= 0 && sampler_ms < 1e12)) return di_fail(DI_E_ARG, "", "sampler_ms", "is %g", sampler_ms);
     if (!scratch || !total) return di_fail(DI_E_ARG, "", scratch ? "total" : "scratch", "NULL");
     if (scratch_bytes < di_verify_scratch_bytes(n, k))
-        return refuse("scratch_bytes", (int64_t)scratch_bytes, "16 * n * k + 8");
+        return refuse("scratch_bytes", (int64_t)scratch_bytes, "6 * n * k + 8196");
     di_verify_curve curve = {.sizes = sizes, .ms = ms, .n_sizes = n_sizes, .slope = slope, .sampler_ms = sampler_ms};
     *total = di_verify_total(&curve, values, n, k, scratch);
     return 0;
@@ -200,6 +208,6 @@ int di_verify_distribute(const float *values, int n, int k, int32_t total, int32
     if (code) return code;
     if (total < n || total > n * (k + 1)) return refuse("total", total, "n .. n * (k + 1)");
     if (!lengths) return di_fail(DI_E_ARG, "", "lengths", "NULL");
-    di_verify_share(values, n, k, total, NULL, lengths);
+    di_verify_share(values, n, k, total, NULL, 0, lengths);
     return 0;
 }

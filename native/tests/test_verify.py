@@ -70,6 +70,25 @@ def test_total_at_many_requests_equals_the_brute_force():
     assert verify_lengths(v, total).tolist() == reference.lengths(v, total)
 
 
+@pytest.mark.parametrize(
+    ("value", "counted"),
+    [(1 / 4096, 1), (np.nextafter(np.float32(1 / 4096), np.float32(0)), 1), (0.000_24, 0), (1, 2048)],
+)
+def test_budget_counts_whole_units_rounded_half_up_in_float32(value, counted):
+    """The second one is rounded up with its sum, as floats are."""
+    values = np.array([[value]], np.float32)
+    assert reference.units(values).tolist() == [[counted]]
+    assert verify_total(values, [1, 2], [1.0, 1.0]) == (2 if counted else 1)
+
+
+def test_budget_does_not_depend_on_the_order_of_requests():
+    rng = np.random.default_rng(8)
+    values = cumulative(rng.random((300, 5)))
+    sizes, ms = list(range(1, 1801)), np.cumsum(rng.random(1800)).tolist()
+    totals = {verify_total(rng.permutation(values), sizes, ms, sampler_ms=300.0) for _ in range(20)}
+    assert len(totals) == 1
+
+
 def test_cumulative_counts_what_is_no_probability_as_none():
     got = cumulative([[0.5, float("nan"), 1.0], [2.0, -1.0, 0.5]])
     assert got.tolist() == [[0.5, 0.0, 0.0], [1.0, 0.0, 0.0]]

@@ -13,6 +13,7 @@ WINDOW = 5000
 LEAST = 10
 SAMPLER_WINDOW = 9
 SAMPLER_LEAST = 5
+UNITS = 2048
 
 
 def total(
@@ -22,20 +23,25 @@ def total(
     slope: float = 0.0,
     sampler_ms: float = 0.0,
 ) -> int:
-    """The first T of ``[N, N * (K + 1)]`` with the largest quotient of expected tokens and time."""
+    """The first T of ``[N, N * (K + 1)]`` with the largest quotient of expected tokens, in `units`, and time."""
     n, k = (int(extent) for extent in values.shape)
     best, best_total = -1.0, n
-    taken = 0.0
-    ordered = sorted((float(v) for v in values.reshape(-1)), reverse=True)
+    taken = n * UNITS
+    ordered = sorted(units(values).reshape(-1).tolist(), reverse=True)
     for t in range(n, n * (k + 1) + 1):
         if t > n:
             taken += ordered[t - n - 1]
         graph = next(i for i, size in enumerate(sizes) if size >= t)
         time = ms[graph] + slope * sizes[graph]
         time += sampler_ms
-        if (n + taken) / time > best:
-            best, best_total = (n + taken) / time, t
+        if taken / time > best:
+            best, best_total = taken / time, t
     return best_total
+
+
+def units(values: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    """What values in 0 .. 1 count: whole units, rounded half up in float32."""
+    return np.floor(values.astype(np.float32) * np.float32(UNITS) + np.float32(0.5)).astype(np.int64)
 
 
 def lengths(values: npt.NDArray[np.float32], tokens: int) -> list[int]:

@@ -12,6 +12,8 @@ from deepinfer_native.errors import ArgumentError
 from deepinfer_native.library import call, ffi, lib
 
 Values = npt.NDArray[np.float32]
+UNITS = 2048
+"""Of the value 1, in the budget: a chance counts in whole units."""
 
 
 def cumulative(confidence: npt.ArrayLike) -> Values:
@@ -26,15 +28,16 @@ def verify_total(
 ) -> int:
     """Tokens of a decode step, in ``[N, N * (K + 1)]``, with the most expected tokens per time.
 
-    ``values``: float32 ``[N, K]`` in 0 .. 1, rows not increasing (`cumulative`). ``sizes``, ``ms``: graph sizes,
+    ``values``: float32 ``[N, K]`` in 0 .. 1, rows not increasing (`cumulative`); each counts in whole `UNITS`, rounded
+    half up. ``sizes``, ``ms``: graph sizes,
     ascending, and the time of a forward in each; ``slope`` ms for each token of the graph; ``sampler_ms`` beside it.
     Raises ArgumentError naming the argument.
     """
     listed, n, k = _values(values)
-    scratch = ffi.new("double[]", 2 * n * k + 1)
+    size = 6 * n * k + 4 * (UNITS + 1)
+    scratch = ffi.new("uint32_t[]", -(-size // 4))
     total = ffi.new("int32_t *")
     c_sizes, c_ms = curve_to_c(sizes, ms)
-    size = ffi.sizeof("double") * (2 * n * k + 1)
     call(lib.di_verify_budget, c_sizes, c_ms, len(sizes), slope, sampler_ms, listed, n, k, scratch, size, total)
     return int(total[0])
 
