@@ -13,7 +13,7 @@ from mutant import Mutant
 SOUND = "sound"
 """``cpu`` without any fault, by the same way."""
 _DISTRIBUTION = "deepinfer-mutants"
-_PLUGIN = """
+PLUGIN = """
 from deepinfer_core import hookimpl
 
 
@@ -22,6 +22,13 @@ def deepinfer_backend_create(name, device, config):
     import mutant_backends
 
     return mutant_backends.create(name, device, config)
+"""
+_PROBE = """
+@hookimpl
+def deepinfer_backend_probe(name, host):
+    from deepinfer_core.types import ProbeReport
+
+    return ProbeReport(present=True, usable=True, devices=("cpu",), arch="cpu")
 """
 _BY_NAME: dict[str, Mutant] = {}
 
@@ -37,15 +44,23 @@ def install(mutants: Mapping[str, Mutant], folder: Path) -> None:
     package = folder / "deepinfer_mutants"
     package.mkdir()
     (package / "__init__.py").write_text("", encoding="utf-8")
-    (package / "plugin.py").write_text(_PLUGIN, encoding="utf-8")
+    (package / "plugin.py").write_text(PLUGIN, encoding="utf-8")
     manifest, entries = ["schema = 1", 'api = ">=1.0,<2"'], []
-    for name, mutant in {SOUND: Mutant(name=SOUND, caught_by=""), **mutants}.items():
+    for name, mutant in {SOUND: Mutant(name=SOUND, caught_by="", module=PLUGIN + "\n" + _PROBE), **mutants}.items():
         module = "plugin"
         if mutant.module:
             module = f"plugin_{name}"
             (package / f"{module}.py").write_text(mutant.module, encoding="utf-8")
         claims = [f"  {claim!r}," for claim in (*cpu_claims, *mutant.claims)]
-        manifest += ["[[backend]]", f'name = "{name}"', 'arch = ["cpu"]', "claims = [", *claims, "]"]
+        manifest += [
+            "[[backend]]",
+            f'name = "{name}"',
+            f'summary = "cpu with the fault {mutant.name}"',
+            'arch = ["cpu"]',
+            "claims = [",
+            *claims,
+            "]",
+        ]
         entries.append(f"{name} = deepinfer_mutants.{module}")
     (package / "deepinfer.toml").write_text("\n".join(manifest) + "\n", encoding="utf-8")
     info = folder / "deepinfer_mutants-1.0.dist-info"

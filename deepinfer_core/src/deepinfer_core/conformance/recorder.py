@@ -15,7 +15,7 @@ from deepinfer_core.conformance.options import option
 from deepinfer_core.conformance.selection import Collected
 from deepinfer_core.conformance.subject import Subject
 
-SUFFIXES = (".json",)
+SUFFIXES = (".json", ".html")
 
 
 @define
@@ -57,6 +57,10 @@ class Recorder:
             self._write(Collected(), complete=False)
         except OSError as exc:
             raise pytest.UsageError(f"--report: {exc.filename}: {exc.strerror}") from exc
+        except ModuleNotFoundError as exc:
+            raise pytest.UsageError(
+                f"--report FILE.html needs {exc.name}: pip install 'deepinfer-core[conformance]'"
+            ) from exc
 
     def add(self, result: pytest.TestReport) -> None:
         """Take one phase of one test."""

@@ -87,8 +87,13 @@ def document(
 
 
 def write(data: Mapping[str, Any], path: Path) -> None:
-    """Write the report as JSON; a reader sees the old file or the whole new one."""
-    text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+    """Write the report as JSON or HTML, by the name of the file; a reader sees the old file or the whole new one."""
+    if path.suffix == ".html":
+        from deepinfer_core.conformance.page import render
+
+        text = render(data)
+    else:
+        text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:

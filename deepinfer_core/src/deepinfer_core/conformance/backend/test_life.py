@@ -49,9 +49,9 @@ def test_close_leaves_other_backends_alone(backend: Any, device: torch.device, s
     """Engines of one process have a backend each."""
     x = (torch.arange(64.0).reshape(4, 16) / 7).to(device)
     weight = torch.ones(16, device=device)
-    before = backend.ops["norm.rms"](x, weight, eps=1e-6)
-    hooks.backend_create(subject.record, None, hooks.manager.config).close()
     with require_no_error("closing one backend breaks another"):
+        before = backend.ops["norm.rms"](x, weight, eps=1e-6)
+        hooks.backend_create(subject.record, None, hooks.manager.config).close()
         after = backend.ops["norm.rms"](x, weight, eps=1e-6)
     compare_bits(before, after, "closing one backend changes what another computes", op="norm.rms")
 
