@@ -76,15 +76,6 @@ def test_sampler_create_is_asked_of_the_owner_only(site):
         assert Hooks(manager).sampler_create(manager.require("sampler", name), name, {}, 8).made_by == name
 
 
-def test_hook_calls_are_traced_on_stderr_when_asked(site, sources, capsys):
-    site.add("toy", sources["backend"])
-    manager = site.manager(trace_hooks=True)
-    Hooks(manager).backend_create(manager.require("backend", "toy"), None, manager.config)
-    captured = capsys.readouterr()
-    assert captured.err == "hook deepinfer_backend_create of backend toy (acme-toy 1.0) returned Toy\n"
-    assert captured.out == ""
-
-
 def owner(name: str) -> PluginRecord:
     entry = metadata.EntryPoint(name, f"{name}.plugin", "deepinfer.models")
     return PluginRecord("model", name, f"acme-{name}", "1.0", entry, None, False, PluginTable("model", name))

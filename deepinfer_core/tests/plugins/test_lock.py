@@ -209,7 +209,7 @@ def test_child_process_refuses_another_plugin_than_it_was_given(site, sources):
     given = as_data(LockedPlugin.of(record))
     check_installed(given)
     (home / "deepinfer.toml").write_text((home / "deepinfer.toml").read_text() + "\n# changed\n")
-    answer = child_tasks.load_plugin("deepinfer.backends", given)
+    answer = child_tasks.load_plugin("deepinfer.backends", given, False)
     assert answer["phase"] == "lock"
     assert answer["error"]["message"].startswith("backend toy is not as locked: manifest is ")
     [outcome] = probe_all([record])

@@ -14,6 +14,7 @@ from deepinfer_core.cli.state import CommandState, common_options
 from deepinfer_core.plugins.commands import PluginCommand, plugin_commands
 from deepinfer_core.plugins.record import PluginRecord
 from deepinfer_core.plugins.registry import Registry
+from deepinfer_core.plugins.unmatched import unmatched_extensions
 
 # Word -> where its click command is, and its line in --help, which must not cost the import.
 _INNER = {
@@ -87,6 +88,8 @@ def _list(state: CommandState, name: str | None) -> None:
     config = state.resolve()
     registry = Registry.build(config)
     records = registry.records if name is None else registry.named(name)
+    for line in unmatched_extensions(registry.records, config.plugins):
+        click.echo(f"deepinfer: {line}", err=True)
     commands = plugin_commands(registry.records, config.plugins, COMMANDS)
     if state.json:
         click.echo(json.dumps(as_data(records, commands)))

@@ -23,13 +23,13 @@ from deepinfer_core.types import DoctorCheck
 CHECKS_HOOK = "deepinfer_doctor_checks"
 
 
-def load_plugin(group: str, locked: dict[str, Any]) -> dict[str, Any]:
+def load_plugin(group: str, locked: dict[str, Any], trace: bool) -> dict[str, Any]:
     """``{"file", "hooks"}`` of the plugin's module, or ``{"error", "phase"}``."""
     try:
         check_installed(locked)
     except PluginLockError as exc:
         return {"error": _as_record(exc), "phase": "lock"}
-    manager, record = _one_plugin(group, locked)
+    manager, record = _one_plugin(group, locked, trace)
     if not manager.load(record):
         return {"error": _as_record(record.error), "phase": record.phase}
     module = sys.modules.get(record.entry.value.partition(":")[0].strip())
@@ -40,13 +40,13 @@ def load_plugin(group: str, locked: dict[str, Any]) -> dict[str, Any]:
     return {"file": getattr(module, "__file__", None), "hooks": hooks}
 
 
-def plugin_checks(group: str, locked: dict[str, Any]) -> dict[str, Any]:
+def plugin_checks(group: str, locked: dict[str, Any], trace: bool) -> dict[str, Any]:
     """``{"checks": [...]}`` of the plugin's own ``deepinfer_doctor_checks``, or ``{"error"}``."""
     try:
         check_installed(locked)
     except PluginLockError as exc:
         return {"error": _as_record(exc), "phase": "lock"}
-    manager, record = _one_plugin(group, locked)
+    manager, record = _one_plugin(group, locked, trace)
     if not manager.load(record):
         return {"error": _as_record(record.error)}
     caller = manager.hook(record, CHECKS_HOOK)
@@ -119,7 +119,7 @@ def examine_model(flags: dict[str, Any], file: str | None, with_environment: boo
     return [attrs.asdict(finding) for finding in examine(config)]
 
 
-def _one_plugin(group: str, locked: dict[str, Any]) -> tuple[PluginManager, PluginRecord]:
+def _one_plugin(group: str, locked: dict[str, Any], trace: bool) -> tuple[PluginManager, PluginRecord]:
     kind, name = locked["kind"], locked["name"]
     record = PluginRecord(
         kind=kind,
@@ -131,7 +131,7 @@ def _one_plugin(group: str, locked: dict[str, Any]) -> tuple[PluginManager, Plug
         editable=False,
         table=PluginTable(kind=kind, name=name),
     )
-    config = EngineConfig()
+    config = EngineConfig(trace_hooks=trace)
     return PluginManager(Registry([record]), config), record
 
 

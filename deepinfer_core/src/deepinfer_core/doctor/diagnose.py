@@ -53,14 +53,16 @@ def diagnose(
     if scope.name is not None:
         records = registry.named(scope.name)
         findings = [] if resolved.complete else list(resolved.findings)
-        findings += plugin_findings(records, frozenset(record.key for record in records), limits)
+        findings += plugin_findings(
+            records, frozenset(record.key for record in records), limits, trace=config.trace_hooks
+        )
         findings += _model_findings(resolved, scope, limits)
         return Report(tuple(findings), versions)
     findings = [*core_findings(), *_compiled_findings(limits)]
     findings += [*resolved.findings, *warning_findings(warnings)]
     findings += [Finding.of_error("settings", "lock", problem) for problem in registry.lock_problems]
     wanted = _wanted(config)
-    of_plugins = plugin_findings(registry.records, frozenset(wanted), limits)
+    of_plugins = plugin_findings(registry.records, frozenset(wanted), limits, trace=config.trace_hooks)
     findings += [*of_plugins, *_absent(registry, config, wanted)]
     if config.backend == "auto":
         findings.append(_automatic(registry.of_kind("backend"), of_plugins))

@@ -42,20 +42,27 @@ class _Loaded:
     stdout: str = ""
 
 
-def plugin_findings(records: Sequence[PluginRecord], needed: frozenset[str], limits: Limits) -> list[Finding]:
+def plugin_findings(
+    records: Sequence[PluginRecord], needed: frozenset[str], limits: Limits, *, trace: bool = False
+) -> list[Finding]:
     """The findings of all ``records``, in their order. A fault of one leaves the others as they are.
 
     :param needed: Keys of plugins whose problems count.
+    :param trace: Write a line for each hook call.
     """
     unmet = {id(r): unmet_requires(r.table.requires) for r in records if r.usable}
     to_load = [r for r in records if r.usable and not unmet[id(r)]]
-    loaded = dict(zip(map(id, to_load), _load_all(to_load, limits), strict=True))
+    loaded = dict(zip(map(id, to_load), _load_all(to_load, limits.load, trace), strict=True))
     probed = [
         r for r in to_load if loaded[id(r)].error is None and "deepinfer_backend_probe" in loaded[id(r)].hooks
     ]  # fmt: skip
-    outcomes = {id(outcome.record): outcome for outcome in probe_all(probed, limit_s=limits.probe)} if probed else {}
+    outcomes = (
+        {id(outcome.record): outcome for outcome in probe_all(probed, limit_s=limits.probe, trace=trace)}
+        if probed
+        else {}
+    )
     asked = [r for r in to_load if loaded[id(r)].error is None and CHECKS_HOOK in loaded[id(r)].hooks]
-    checks = dict(zip(map(id, asked), _run("plugin_checks", asked, limits.checks), strict=True))
+    checks = dict(zip(map(id, asked), _run("plugin_checks", asked, limits.checks, trace), strict=True))
     findings: list[Finding] = []
     seen: set[str] = set()
     for record in records:
@@ -74,8 +81,8 @@ def plugin_findings(records: Sequence[PluginRecord], needed: frozenset[str], lim
     return findings
 
 
-def _run(task: str, records: Sequence[PluginRecord], limit_s: float) -> list[ChildResult]:
-    calls = [(f"{_TASKS}:{task}", (r.entry.group, as_data(LockedPlugin.of(r)))) for r in records]
+def _run(task: str, records: Sequence[PluginRecord], limit_s: float, trace: bool) -> list[ChildResult]:
+    calls = [(f"{_TASKS}:{task}", (r.entry.group, as_data(LockedPlugin.of(r)), trace)) for r in records]
     results = run_children(calls, limit_s, at_once=max(2, os.cpu_count() or 1))
     no_result = "wrote something that is no result"  # a plugin found the pipe
     return [
@@ -84,10 +91,10 @@ def _run(task: str, records: Sequence[PluginRecord], limit_s: float) -> list[Chi
     ]
 
 
-def _load_all(records: Sequence[PluginRecord], limits: Limits) -> list[_Loaded]:
+def _load_all(records: Sequence[PluginRecord], limit_s: float, trace: bool) -> list[_Loaded]:
     return [
         _loaded(record, result)
-        for record, result in zip(records, _run("load_plugin", records, limits.load), strict=True)
+        for record, result in zip(records, _run("load_plugin", records, limit_s, trace), strict=True)
     ]
 
 

@@ -19,6 +19,9 @@ from typing import IO, Any
 
 from attrs import frozen
 
+from deepinfer_core.plugins import tracing
+from deepinfer_core.plugins.tracing import MARK
+
 MAX_ANSWER_BYTES = 1 << 20
 _CHILD = (
     "import json, sys; fd, path, target, arguments = json.loads(sys.argv[1]); sys.path[:] = path; "
@@ -82,6 +85,7 @@ class Child:
         line, timed_out = self._read()
         status = self._finish(self.process, timed_out or line.endswith(b"\n"))
         answer, failure = self._judge(line, timed_out, status)
+        _pass_on(self._err)
         return ChildResult(answer, failure, _last_line(self._out), _last_line(self._err))
 
     def close(self) -> None:
@@ -150,7 +154,15 @@ def _last_line(stream: IO[bytes]) -> str:
     stream.seek(0, os.SEEK_END)
     stream.seek(max(0, stream.tell() - 400))
     lines = stream.read().decode("utf-8", "replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return next((line.strip() for line in reversed(lines) if line.strip() and not line.startswith(MARK)), "")
+
+
+def _pass_on(stream: IO[bytes]) -> None:
+    """The lines of a child that are meant for this process's standard error: those of traced hooks."""
+    stream.seek(0)
+    for line in stream.read(MAX_ANSWER_BYTES).decode("utf-8", "replace").split("\n"):
+        if line.startswith(MARK):
+            tracing.write(line.removeprefix(MARK))
 
 
 def _interpreter_options() -> list[str]:

@@ -10,9 +10,12 @@ import os
 from importlib import import_module
 from typing import Any
 
+from deepinfer_core.plugins.tracing import in_child
+
 
 def main(fd: int, target: str, arguments: list[Any]) -> None:
     """Call ``target`` (``module:function``) and report to file descriptor ``fd``, as one line of JSON."""
+    in_child()
     module, _, name = target.partition(":")
     answer = getattr(import_module(module), name)(*arguments)
     with os.fdopen(fd, "w", encoding="utf-8") as pipe:

@@ -6,7 +6,6 @@ pluggy checks argument names only. A wrong return type would surface far away, a
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -153,8 +152,6 @@ class Hooks:
             if error is exc:
                 raise
             raise error from exc
-        if self.manager.config.trace_hooks:
-            sys.stderr.write(f"hook {hook} of {owner.title} returned {type(result).__name__}\n")
         return result
 
 

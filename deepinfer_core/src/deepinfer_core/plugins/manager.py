@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -26,6 +27,7 @@ from deepinfer_core.plugins.names import FIRST_PARTY
 from deepinfer_core.plugins.record import PluginRecord
 from deepinfer_core.plugins.registry import Registry
 from deepinfer_core.plugins.required_hooks import REQUIRED_HOOKS
+from deepinfer_core.plugins.tracing import trace_calls
 from deepinfer_core.settings import did_you_mean
 
 LOG = logging.getLogger("deepinfer.plugins")
@@ -42,18 +44,24 @@ class PluginManager:
         """In order of loading."""
         self._relays: dict[str, pluggy.HookRelay] = {}
         self._by_module: dict[tuple[str, str], pluggy.HookRelay] = {}
-        self._shared = new_pluggy_manager()
+        self._shared = self._new_manager()
         self._shared.hook.deepinfer_configure.call_historic(kwargs={"config": config})
 
     @classmethod
     def from_config(cls, config: EngineConfig, entries: Iterable[metadata.EntryPoint] | None = None) -> PluginManager:
         """A manager over the installed plugins, or over ``entries``.
 
-        :raises PluginLockError: they are not as ``plugins.lock`` has them. Nothing was imported.
+        Nothing is imported for it.
+
+        :raises PluginLockError: they are not as ``plugins.lock`` has them.
+        :raises DeepInferError: under ``strict_plugins``, the error of the first plugin that cannot be used.
         """
         registry = Registry.build(config, entries)
         if registry.lock_problems:
             raise together(registry.lock_problems)
+        faulty = next((record for record in registry.records if record.faulty), None)
+        if config.strict_plugins and faulty is not None and faulty.error is not None:
+            raise faulty.error
         return cls(registry, config)
 
     def lock(self) -> PluginLock:
@@ -93,7 +101,8 @@ class PluginManager:
         self._relays[record.key] = relay
         record.state = "loaded"
         self.loaded.append(record)
-        LOG.info("loaded %s from %s", record.title, record.folder)
+        module_name = record.entry.value.partition(":")[0].strip()
+        LOG.info("loaded %s from %s", record.title, getattr(sys.modules.get(module_name), "__file__", record.folder))
         return True
 
     def hook(self, record: PluginRecord, name: str) -> pluggy.HookCaller | None:
@@ -108,12 +117,25 @@ class PluginManager:
         if self.config.strict_plugins:
             raise error from exc
 
+    def _new_manager(self) -> pluggy.PluginManager:
+        manager = new_pluggy_manager()
+        if self.config.trace_hooks:
+            trace_calls(manager, self._title)
+        return manager
+
+    def _title(self, key: str) -> str:
+        """Of the plugin whose hook runs; several plugins of one module are registered under the first one's key."""
+        current = _CURRENT.get()
+        if current is not None and current[0] is self:
+            return current[1].title
+        return next((record.title for record in self.registry.records if record.key == key and record.usable), key)
+
     def _load_module(self, record: PluginRecord) -> pluggy.HookRelay | None:
         phase = "import"
         try:
             plugin = load_entry_point(record.entry)
             phase = "register"
-            own = new_pluggy_manager()
+            own = self._new_manager()
             register_checked(own, plugin, record.key)
             phase = "configure"
             self._shared.register(plugin, name=record.key)  # replays deepinfer_configure
@@ -142,8 +164,12 @@ class PluginManager:
         return not lacking
 
     def shutdown(self, reason: str) -> None:
-        """Call ``deepinfer_shutdown`` of the loaded plugins, last loaded first. What they raise is logged."""
+        """Call ``deepinfer_shutdown`` of the loaded plugins, last loaded first. What they raise is logged.
+
+        Under ``strict_plugins`` the first failure is raised, once all of them were called.
+        """
         called: set[tuple[str, str]] = set()
+        failed: list[tuple[PluginRecord, BaseException]] = []
         for record in reversed(self.loaded):
             module = (record.distribution, record.entry.value)
             caller = self.hook(record, "deepinfer_shutdown")
@@ -151,11 +177,16 @@ class PluginManager:
                 continue
             called.add(module)
             try:
-                caller(reason=reason)
+                with self.calling(record):
+                    caller(reason=reason)
             except KeyboardInterrupt:
                 raise
             except BaseException as exc:
                 LOG.warning("%s failed in shutdown: %s", record.title, exception_text(exc), exc_info=self.config.debug)
+                failed.append((record, exc))
+        if failed and self.config.strict_plugins:
+            record, first = failed[0]
+            raise plugin_failure(record, "shutdown", first) from first
 
     @contextmanager
     def calling(self, owner: PluginRecord) -> Iterator[None]:

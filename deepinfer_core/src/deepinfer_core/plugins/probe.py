@@ -17,7 +17,7 @@ from deepinfer_core.plugins.record import PluginRecord
 from deepinfer_core.types import ProbeReport
 
 LIMIT_S = 5.0
-_TARGET = "deepinfer_core.plugins.probe_child:probe"
+_TARGET = "deepinfer_core.plugins.probe_child:probe_locked"
 
 
 @frozen
@@ -38,9 +38,12 @@ class ProbeOutcome:
         return self.crashed or (self.report is not None and self.report.present)
 
 
-def probe_all(records: Sequence[PluginRecord], *, limit_s: float = LIMIT_S) -> list[ProbeOutcome]:
-    """Probe every record, all at the same time. The answers are in the order of ``records``."""
-    calls = [(_TARGET, (r.entry.group, as_data(LockedPlugin.of(r)))) for r in records]
+def probe_all(records: Sequence[PluginRecord], *, limit_s: float = LIMIT_S, trace: bool = False) -> list[ProbeOutcome]:
+    """Probe every record, all at the same time. The answers are in the order of ``records``.
+
+    ``trace``: write a line for each hook call.
+    """
+    calls = [(_TARGET, (r.entry.group, as_data(LockedPlugin.of(r)), trace)) for r in records]
     results = run_children(calls, limit_s, at_once=max(len(calls), 1))
     return [_outcome(record, result) for record, result in zip(records, results, strict=True)]
 

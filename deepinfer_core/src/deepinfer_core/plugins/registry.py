@@ -90,9 +90,11 @@ class Registry:
     def missing(self, kind: str, name: str) -> DeepInferError:
         """The error for a name that nobody provides, with the installed names."""
         names = sorted({record.name for record in self.records if record.kind == kind})
+        others = sorted({record.kind for record in self.records if record.name == name})
         return PluginMissing(
             f"no {kind} named {name!r}{did_you_mean(name, names)}",
-            reason=f"installed {kind}s: {', '.join(names) or 'none'}",
+            reason=f"installed {kind}s: {', '.join(names) or 'none'}"
+            + "".join(f"; {name} is a {other}" for other in others),
             remedy=f"choose one of these, or pip install the plugin that provides {name!r}",
             details={"kind": kind, "name": name, "installed": names},
         )

@@ -14,6 +14,7 @@ import glob
 import platform
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from attrs import field, frozen
 
@@ -51,13 +52,14 @@ class Selection:
     """Backends that were not chosen: (name, reason)."""
 
 
-def select_backend(manager: PluginManager, requirements: Requirements, *, prober: Prober = probe_all) -> Selection:
+def select_backend(manager: PluginManager, requirements: Requirements, *, prober: Prober | None = None) -> Selection:
     """Choose by ``config.backend``. The chosen plugin is loaded, and not created yet.
 
     :param requirements: What the model needs.
-    :param prober: Runs the probes; tests give a shorter limit.
+    :param prober: Runs the probes; None: each in a child process. Tests give a shorter limit.
     :raises BackendError: exit status 3; names every backend that was considered, with its reason.
     """
+    prober = prober or partial(probe_all, trace=manager.config.trace_hooks)
     name = manager.config.backend
     if name == "auto":
         return _automatic(manager, requirements, prober)
@@ -110,7 +112,9 @@ def _automatic(manager: PluginManager, requirements: Requirements, prober: Probe
     for outcome in outcomes:
         record, report = outcome.record, outcome.report
         if outcome.plugin_failed:
-            record.end("failed", "probe", PluginError(f"{record.title}: {outcome.failure}"))
+            manager.fail(record, "probe", PluginError(f"{record.title}: {outcome.failure}"))
+        elif outcome.crashed and manager.config.strict_plugins:
+            raise PluginError(f"{record.title}: {outcome.failure}", reason="strict_plugins is on")
         reason = unusable_reason(outcome) or arch_problem(record, report) or _lacks(record, requirements)
         if not reason and _host_only(record):
             reason = f"runs on the processor, where auto takes cpu; choose it with --backend {record.name}"

@@ -37,3 +37,14 @@ def unmatched_names(records: Sequence[PluginRecord], settings: PluginSettings) -
             guess = did_you_mean(distribution, providers) or f"; installed: {', '.join(sorted(providers))}"
             warnings.append(f"W_PLUGIN: {setting}: {distribution!r} does not provide {key}{guess}")
     return warnings
+
+
+def unmatched_extensions(records: Sequence[PluginRecord], settings: PluginSettings) -> list[str]:
+    """Warnings for names in ``plugins.enable`` that no extension has. A run refuses them; a listing only says so."""
+    names = {record.name for record in records if record.kind == "extension"}
+    return [
+        f"W_PLUGIN: plugins.enable (--plugin) names {name!r}, which is no installed extension"
+        f"{did_you_mean(name, names)}"
+        for name in settings.enable
+        if name not in names
+    ]
