@@ -272,7 +272,7 @@ def _as_sets(got: Tensor, expected: Tensor, keys: Any, offset: Any, context: dic
     width = got.shape[-1] if got.dim() else 0
     rows, true_rows = got.reshape(-1, width).tolist(), expected.reshape(-1, width).tolist()
     shifts = on_host(offset).flatten().tolist() if offset is not None else [0] * len(rows)
-    key_rows = on_host(keys).double().reshape(len(rows), -1) if keys is not None else None
+    key_rows = on_host(keys).double().flatten(0, -2) if keys is not None else None
     for row, (mine, theirs, shift) in enumerate(zip(rows, true_rows, shifts, strict=True)):
         mine, theirs = ([index for index in line if index != -1] for line in (mine, theirs))
         context["row"] = row

@@ -7,7 +7,7 @@ from attrs import frozen
 from torch import Tensor
 
 from deepinfer_cpu import rounding
-from deepinfer_cpu.contracts import shape_error
+from deepinfer_cpu.contracts import FLOATS, INTEGERS, check_floats, check_like, shape_error
 from deepinfer_cpu.ops.norm import inverse_rms
 from deepinfer_cpu.scalars import f32
 
@@ -26,11 +26,14 @@ def prepare(weight: Tensor, scale: Tensor | None = None) -> Table:
     """A table from checkpoint tensors, shared, not copied: FP8 ``[rows, d]`` with E8M0 ``[rows, d / 32]``, or bf16 or
     fp32 rows without scales."""
     if scale is None:
-        if weight.dim() != 2 or weight.element_size() == 1:
+        if weight.dim() != 2 or weight.dtype not in FLOATS:
             raise shape_error("engram.prepare", "scale", "given with a quantised table", None)
         return Table(weight, None)
-    if weight.dim() != 2 or scale.shape != (weight.shape[0], weight.shape[1] // 32):
-        raise shape_error("engram.prepare", "scale", f"[{weight.shape[0]}, {weight.shape[1] // 32}]", list(scale.shape))
+    if weight.element_size() != 1:
+        raise shape_error("engram.prepare", "weight", "of FP8 beside scales", weight.dtype)
+    if weight.dim() != 2:
+        raise shape_error("engram.prepare", "weight", "[rows, d]", list(weight.shape))
+    check_like("engram.prepare", "scale", scale, (weight.shape[0], weight.shape[1] // 32))
     return Table(weight.view(torch.uint8), scale.view(torch.uint8))
 
 
@@ -44,6 +47,9 @@ class GateParams:
 
 def prepare_gate(q_weight: Tensor, k_weight: Tensor, *, norm_eps: float = 1e-20) -> GateParams:
     """Norm weights of streams and keys ``[c, H]``, once at load."""
+    if q_weight.dim() != 2 or q_weight.shape != k_weight.shape:
+        got = (list(q_weight.shape), list(k_weight.shape))
+        raise shape_error("engram.prepare_gate", "q_weight, k_weight", "[c, H] both", got)
     return GateParams(q_weight.float() * k_weight.float(), norm_eps)
 
 
@@ -53,6 +59,11 @@ def hash(ids: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tensor) -> T
     :param ids: ``[T, G]``, column r the compressed id of the token r places back.
     :param multipliers: int64 ``[G]``; ``primes``, ``offsets`` int64 ``[columns]``, n-gram order major, then head.
     """
+    if ids.dim() != 2 or ids.dtype not in INTEGERS:
+        raise shape_error("engram.hash", "ids", "int32 or int64 [T, G]", (ids.dtype, list(ids.shape)))
+    if {multipliers.dtype, primes.dtype, offsets.dtype} != {torch.int64} or offsets.shape != primes.shape:
+        got = (multipliers.dtype, primes.dtype, list(primes.shape), offsets.dtype, list(offsets.shape))
+        raise shape_error("engram.hash", "multipliers, primes, offsets", "int64, two of one shape", got)
     orders = ids.shape[1] - 1
     if multipliers.shape[0] != ids.shape[1] or not orders or primes.shape[0] % orders:
         raise shape_error("engram.hash", "ids", f"[T, {multipliers.shape[0]}]", list(ids.shape))
@@ -64,18 +75,21 @@ def hash(ids: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tensor) -> T
         values.append(value)
     hashed = torch.stack(values, dim=1).unsqueeze(2)
     heads = primes.shape[0] // orders
-    return (hashed % primes.view(orders, heads) + offsets.view(orders, heads)).view(ids.shape[0], -1)
+    return (hashed % primes.view(orders, heads) + offsets.view(orders, heads)).flatten(1)
 
 
 def fetch(rows: Tensor, table: Table, *, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """Dequantised rows side by side: ``[T, columns]`` -> ``[T, columns * d]``."""
-    flat = rows.reshape(-1)
+    if rows.dim() != 2 or rows.dtype not in INTEGERS or dtype not in FLOATS:
+        expected, got = "int32 or int64 [T, columns], as bf16 or fp32", (rows.dtype, list(rows.shape), dtype)
+        raise shape_error("engram.fetch", "rows, dtype", expected, got)
+    flat, width = rows.reshape(-1), rows.shape[1] * table.codes.shape[1]
     if table.scales is None:
-        return table.codes.index_select(0, flat).view(rows.shape[0], -1).to(dtype)
+        return table.codes.index_select(0, flat).view(rows.shape[0], width).to(dtype)
     values = rounding.decode_e4m3(table.codes.index_select(0, flat))
     scales = rounding.decode_e8m0(table.scales.index_select(0, flat))
-    values = values.view(*scales.shape, -1).mul_(scales.unsqueeze(-1))
-    return values.view(rows.shape[0], -1).to(dtype)
+    values = values.view(*scales.shape, 32).mul_(scales.unsqueeze(-1))
+    return values.view(rows.shape[0], width).to(dtype)
 
 
 def gate(x: Tensor, kv: Tensor, params: GateParams, *, mask: Tensor | None = None) -> Tensor:
@@ -84,7 +98,12 @@ def gate(x: Tensor, kv: Tensor, params: GateParams, *, mask: Tensor | None = Non
     :param kv: ``[T, (c + 1) * H]``: c keys, stream-major, then the shared value.
     :param params: of :func:`prepare_gate`. :param mask: bool ``[T]``, False (an image row) leaves the row as it is.
     """
+    check_floats("engram.gate", "x", x, 3)
     tokens, c, width = x.shape
+    check_like("engram.gate", "x", x, (tokens, *params.weight.shape))
+    if mask is not None:
+        check_like("engram.gate", "mask", mask, (tokens,), torch.bool)
+    check_floats("engram.gate", "kv", kv)
     if kv.shape != (tokens, (c + 1) * width):
         raise shape_error("engram.gate", "kv", f"[{tokens}, {(c + 1) * width}]", list(kv.shape))
     xf, kvf = x.float(), kv.float()

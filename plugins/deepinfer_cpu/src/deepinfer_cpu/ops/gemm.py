@@ -10,11 +10,12 @@ otherwise fails them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from deepinfer_cpu.contracts import shape_error
+from deepinfer_cpu.contracts import FLOATS, check_floats, check_like, shape_error
 from deepinfer_cpu.tensors import PreparedWeight, QuantTensor
 
 LONGEST_INNER = 768
@@ -37,10 +38,11 @@ def product(a: Tensor, matrix: Tensor) -> Tensor:
     return y
 
 
-def operand(a: Tensor | QuantTensor) -> tuple[Tensor, torch.dtype]:
+def operand(op: str, a: Tensor | QuantTensor) -> tuple[Tensor, torch.dtype]:
     """fp32 values of an activation, and the dtype that a result takes by default."""
     if isinstance(a, QuantTensor):
         return a.values, torch.bfloat16
+    check_floats(op, "a", a)
     return (a if a.dtype == torch.float32 else a.float()), a.dtype
 
 
@@ -57,10 +59,15 @@ def dense(
     :param out_dtype: None keeps the dtype of ``a`` (bf16 for a QuantTensor).
     :param acc: fp32 ``[..., N]`` added before rounding.
     """
-    values, dtype = operand(a)
+    values, dtype = operand("gemm.dense", a)
     matrix = w.matrix
     if matrix.dim() != 2 or values.shape[-1] != matrix.shape[0]:
         raise shape_error("gemm.dense", "a", f"[..., {matrix.shape[-2]}] for weight {w.name}", list(values.shape))
+    if acc is not None or out is not None or out_dtype is not None:
+        shape = (*values.shape[:-1], matrix.shape[1])
+        if acc is not None:
+            check_like("gemm.dense", "acc", acc, shape, torch.float32)
+        _check_result("gemm.dense", shape, out_dtype, out)
     if values.dim() == 2:
         y = product(values, matrix)
     else:
@@ -71,6 +78,13 @@ def dense(
         return out.copy_(y)
     wanted = dtype if out_dtype is None else out_dtype
     return y if wanted == torch.float32 else y.to(wanted)
+
+
+def _check_result(op: str, shape: tuple[int, ...], out_dtype: torch.dtype | None, out: Tensor | None) -> None:
+    if out_dtype is not None and out_dtype not in FLOATS:
+        raise shape_error(op, "out_dtype", "bf16 or fp32", out_dtype)
+    if out is not None:
+        check_like(op, "out", out, shape, *(FLOATS if out_dtype is None else (out_dtype,)))
 
 
 def grouped(
@@ -85,13 +99,16 @@ def grouped(
 
     ``w`` is a stack ``[E, K, N]``. Rows past the last segment are zero.
     """
-    values, dtype = operand(a)
+    values, dtype = operand("gemm.grouped", a)
     ends = seg_ends.tolist() if isinstance(seg_ends, Tensor) else list(seg_ends)
     matrix = w.matrix
-    if matrix.dim() != 3 or values.shape[-1] != matrix.shape[1]:
+    if matrix.dim() != 3 or values.dim() != 2 or values.shape[-1] != matrix.shape[1]:
         raise shape_error("gemm.grouped", "a", f"[M, {matrix.shape[-2]}] for weight {w.name}", list(values.shape))
     if len(ends) != matrix.shape[0]:
         raise shape_error("gemm.grouped", "seg_ends", f"{matrix.shape[0]} segments", len(ends))
+    if any(end < begin for begin, end in pairwise([0, *ends, values.shape[0]])):
+        raise shape_error("gemm.grouped", "seg_ends", f"ascending, at most {values.shape[0]}", ends)
+    _check_result("gemm.grouped", (values.shape[0], matrix.shape[2]), out_dtype, out)
     y = torch.zeros(values.shape[0], matrix.shape[2])
     begin = 0
     for group, end in enumerate(ends):
@@ -112,13 +129,15 @@ def einsum_heads(
     """
     from deepinfer_cpu.ops.quant import cast_per_token  # a sibling op, only for this option
 
-    values, dtype = operand(a)
+    values, dtype = operand("gemm.einsum_heads", a)
     matrix = w.matrix
     if matrix.dim() != 3 or values.dim() != 3 or values.shape[1:] != matrix.shape[:2]:
         raise shape_error(
             "gemm.einsum_heads", "a", f"[T, {', '.join(map(str, matrix.shape[:-1]))}]", list(values.shape)
         )
     rows = values.shape[0]
+    if out is not None:
+        _check_result("gemm.einsum_heads", (rows, matrix.shape[0], matrix.shape[2]), None, out)
     if matrix.shape[1] > LONGEST_INNER:
         y = torch.stack([product(values[:, g], w.slices[g]) for g in range(matrix.shape[0])], dim=1).to(dtype)
     else:

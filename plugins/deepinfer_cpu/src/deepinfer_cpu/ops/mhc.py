@@ -13,7 +13,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from deepinfer_cpu.contracts import shape_error
+from deepinfer_cpu.contracts import check_floats, check_like, shape_error
 from deepinfer_cpu.ops.gemm import product
 from deepinfer_cpu.ops.norm import inverse_rms
 
@@ -35,6 +35,9 @@ class MixParams:
 
 def expand(x: Tensor, c: int) -> Tensor:
     """``[T, H]`` -> ``c`` copies ``[T, c, H]``."""
+    check_floats("mhc.expand", "x", x, 2)
+    if c < 1:
+        raise shape_error("mhc.expand", "c", "1 or more", c)
     return x.unsqueeze(1).repeat(1, c, 1)
 
 
@@ -45,10 +48,12 @@ def prepare(
     ``[c*(c+2)]``, all fp32."""
     rows = fn.shape[0]
     c = next((n for n in range(1, rows) if n * (n + 2) == rows), 0)
-    if not c or scale.shape != (3,) or base.shape != (rows,):
+    if not c or fn.dim() != 2 or fn.shape[1] % c or scale.shape != (3,) or base.shape != (rows,):
         raise shape_error(
             "mhc.prepare", "fn, scale, base", "[c(c+2), cH], [3], [c(c+2)]", (fn.shape, scale.shape, base.shape)
         )
+    if iters < 1:
+        raise shape_error("mhc.prepare", "iters", "1 or more", iters)
     spread = torch.cat([scale[0].repeat(c), scale[1].repeat(c), scale[2].repeat(c * c)]).float()
     return MixParams(fn.float().t().contiguous(), spread, base.float().contiguous(), c, iters, eps, norm_eps)
 
@@ -62,7 +67,9 @@ def pre(stream: Tensor, a: Tensor, params: MixParams) -> tuple[Tensor, Tensor, T
     c = params.streams
     if stream.dim() != 3 or stream.shape[1] != c or stream.shape[1] * stream.shape[2] != params.fn.shape[0]:
         raise shape_error("mhc.pre", "stream", f"[T, {c}, {params.fn.shape[0] // c}]", list(stream.shape))
-    z = stream.view(stream.shape[0], -1).float()
+    check_floats("mhc.pre", "stream", stream)
+    check_like("mhc.pre", "a", a, stream.shape[:2], torch.float32)
+    z = stream.reshape(stream.shape[0], params.fn.shape[0]).float()
     mix = torch.addcmul(params.base, product(z, params.fn) * inverse_rms(z, params.norm_eps), params.scale)
     both, mixed = coefficients(mix.numpy(), c, params.iters, params.eps)
     return collapse(z.view(stream.shape), a, stream.dtype), both[:, :c], both[:, c:], mixed
@@ -182,12 +189,18 @@ def _sinkhorn_of_one(b: list[float], iters: int, eps: float) -> list[float]:
 
 def post(y: Tensor, stream: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     """``X_j <- post_j * y + sum_i comb_ij X_i`` in fp32, rounded once to the stream's dtype; ``y`` ``[T, H]``."""
-    if y.shape[0] != stream.shape[0] or y.shape[1] != stream.shape[2]:
-        raise shape_error("mhc.post", "y", f"[{stream.shape[0]}, {stream.shape[2]}]", list(y.shape))
+    check_floats("mhc.post", "stream", stream, 3)
+    tokens, c, width = stream.shape
+    check_floats("mhc.post", "y", y)
+    check_like("mhc.post", "y", y, (tokens, width))
+    check_like("mhc.post", "post", post, (tokens, c), torch.float32)
+    check_like("mhc.post", "comb", comb, (tokens, c, c), torch.float32)
     added = post.unsqueeze(2) * y.unsqueeze(1)
     return torch.baddbmm(added, comb.transpose(1, 2), stream.float()).to(stream.dtype)
 
 
 def head(stream: Tensor, a: Tensor) -> Tensor:
     """The final collapse ``sum_j a_j X_j`` ``[T, H]`` in the stream's dtype."""
+    check_floats("mhc.head", "stream", stream, 3)
+    check_like("mhc.head", "a", a, stream.shape[:2], torch.float32)
     return collapse(stream.float(), a, stream.dtype)

@@ -8,9 +8,9 @@ from attrs import frozen
 from torch import Tensor
 
 from deepinfer_core.errors import UnsupportedFeature
-from deepinfer_cpu.contracts import shape_error
+from deepinfer_cpu.contracts import FLOATS, check_floats, check_like, shape_error
 from deepinfer_cpu.ops.gemm import operand, product
-from deepinfer_cpu.ops.quant import cast_per_token
+from deepinfer_cpu.ops.quant import cast_per_token, check_cast
 from deepinfer_cpu.scalars import f32
 from deepinfer_cpu.tensors import PreparedWeight, QuantTensor
 
@@ -25,6 +25,7 @@ class Handle:
 
     rows: Tensor
     tokens: int
+    sent: int
     masked: bool
     dtype: torch.dtype
 
@@ -74,6 +75,7 @@ def gate(
             reason="both serve load balancing over several devices; this backend runs on one",
             remedy="leave 'placement' and 'force_random' unset",
         )
+    _check_gate(x, w, bias, k, temperature, bias_image, image_rows, mask)
     logits = product(x if x.dtype == torch.float32 else x.float(), w.matrix)
     if temperature != 1.0:
         logits = logits / temperature
@@ -90,6 +92,32 @@ def gate(
     return idx, weight
 
 
+def _check_gate(
+    x: Tensor,
+    w: PreparedWeight,
+    bias: Tensor,
+    k: int,
+    temperature: float,
+    bias_image: Tensor | None,
+    image_rows: Tensor | None,
+    mask: Tensor | None,
+) -> None:
+    check_floats("moe.gate", "x", x, 2)
+    hidden, experts = w.shape
+    if x.shape[1] != hidden:
+        raise shape_error("moe.gate", "x", f"[T, {hidden}]", list(x.shape))
+    if not 1 <= k <= experts or temperature <= 0.0:
+        raise shape_error("moe.gate", "k, temperature", f"1 to {experts} and above 0", (k, temperature))
+    check_like("moe.gate", "bias", bias, (experts,), torch.float32)
+    if mask is not None:
+        check_like("moe.gate", "mask", mask, x.shape[:1], torch.bool)
+    if image_rows is not None:
+        check_like("moe.gate", "image_rows", image_rows, x.shape[:1], torch.bool)
+        if bias_image is None:
+            raise shape_error("moe.gate", "bias_image", "given with image_rows", None)
+        check_like("moe.gate", "bias_image", bias_image, (experts,), torch.float32)
+
+
 def dispatch(
     x: Tensor | QuantTensor, idx: Tensor, weight: Tensor, *, group: object | None = None, align: int = 1
 ) -> Dispatched:
@@ -103,9 +131,13 @@ def dispatch(
             reason="this backend runs on one device",
             remedy="run with --ep 1",
         )
-    if idx.shape != weight.shape or idx.shape[0] != x.shape[0]:
+    if idx.shape != weight.shape or not x.shape or idx.shape[:1] != x.shape[:1]:
         raise shape_error("moe.dispatch", "idx, weight", f"[{x.shape[0]}, k] both", (idx.shape, weight.shape))
-    values, dtype = operand(x)
+    values, dtype = operand("moe.dispatch", x)
+    if values.dim() != 2 or idx.dim() != 2 or idx.dtype != torch.int64 or weight.dtype != torch.float32 or align < 1:
+        expected = "x [T, H], int64 idx [T, k], fp32 weight [T, k], align >= 1"
+        got = (list(values.shape), idx.dtype, list(idx.shape), weight.dtype, align)
+        raise shape_error("moe.dispatch", "x, idx, weight, align", expected, got)
     tokens, k = idx.shape
     flat = idx.numpy().reshape(-1)
     order = flat.argsort(kind="stable")
@@ -119,7 +151,7 @@ def dispatch(
     rows = np.full((tokens, k), -1, dtype=np.int64)
     rows.reshape(-1)[order] = np.arange(len(order))
     rows.sort(axis=1)  # ascending row = ascending expert id
-    handle = Handle(rows=torch.from_numpy(rows), tokens=tokens, masked=masked > 0, dtype=dtype)
+    handle = Handle(rows=torch.from_numpy(rows), tokens=tokens, sent=len(order), masked=masked > 0, dtype=dtype)
     chosen = values.index_select(0, torch.from_numpy(order // k))
     sorted_weight = weight.reshape(-1).index_select(0, torch.from_numpy(order))
     return Dispatched(x=chosen, weight=sorted_weight, segments=tuple(segments), handle=handle)
@@ -138,7 +170,15 @@ def swiglu(
     :param clamp: 0 turns the limits off. :param weight: fp32 ``[T]``.
     :param cast: quantise the rounded result. :param dtype: None keeps that of ``x``.
     """
+    check_floats("moe.swiglu", "x", x, 2)
     half = x.shape[-1] // 2
+    if x.shape[-1] % 2 or clamp < 0.0 or (dtype is not None and dtype not in FLOATS):
+        expected, got = "an even width, clamp >= 0, bf16 or fp32", (list(x.shape), clamp, dtype)
+        raise shape_error("moe.swiglu", "x, clamp, dtype", expected, got)
+    if weight is not None:
+        check_like("moe.swiglu", "weight", weight, x.shape[:-1], torch.float32)
+    if cast is not None:
+        check_cast("moe.swiglu", half, *cast)
     xf = x if x.dtype == torch.float32 else x.float()
     g, u = torch.split(xf, half, -1)
     if clamp:
@@ -172,7 +212,7 @@ def experts(
     up = _segments(d.x, w1, d.segments)
     if d.handle.dtype != torch.float32:
         up = up.to(d.handle.dtype)
-    hidden, _ = operand(swiglu(up, clamp=clamp, weight=d.weight, cast=cast))
+    hidden, _ = operand("moe.experts", swiglu(up, clamp=clamp, weight=d.weight, cast=cast))
     return _segments(hidden, w2, d.segments).to(d.handle.dtype)
 
 
@@ -196,6 +236,11 @@ def _segments(x: Tensor, w: PreparedWeight, segments: tuple[tuple[int, int, int]
 def combine(y: Tensor, handle: Handle, *, bias: Tensor | None = None) -> Tensor:
     """Sum each token's expert rows in fp32 in ascending expert id, then ``bias`` ``[T, H]`` (the shared expert's
     output); one rounding to the dtype of the dispatched tokens."""
+    check_floats("moe.combine", "y", y, 2)
+    if y.shape[0] != handle.sent:
+        raise shape_error("moe.combine", "y", f"[{handle.sent}, H], one row for each sent", list(y.shape))
+    if bias is not None:
+        check_like("moe.combine", "bias", bias, (handle.tokens, y.shape[1]), *FLOATS)
     yf = y if y.dtype == torch.float32 else y.float()
     rows = handle.rows
     if handle.masked:

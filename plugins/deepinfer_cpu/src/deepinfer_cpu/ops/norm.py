@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deepinfer_cpu.contracts import shape_error
-from deepinfer_cpu.ops.quant import cast_per_token
+from deepinfer_cpu.contracts import FLOATS, check_floats, check_like
+from deepinfer_cpu.ops.quant import cast_per_token, check_cast
 from deepinfer_cpu.scalars import f32
 from deepinfer_cpu.tensors import QuantTensor
 
@@ -27,15 +27,25 @@ def rms(
     ``residual`` is updated in place to ``x + residual`` (in the dtype of ``x``) and is what gets normalised. ``cast``
     ``(fmt, group, sf)`` also returns the quantised result, made from the rounded value.
     """
-    if x.shape[-1] != w.shape[-1]:
-        raise shape_error("norm.rms", "w", f"[{x.shape[-1]}]", list(w.shape))
+    check_norm("norm.rms", x, w)
+    if cast is not None:
+        check_cast("norm.rms", x.shape[-1], *cast)
+    if out is not None:
+        check_like("norm.rms", "out", out, x.shape, x.dtype)
     if residual is not None:
+        check_like("norm.rms", "residual", residual, x.shape, x.dtype)
         x = residual.add_(x)
     y = normalise(x, w if out_scale == 1.0 else w.float() * out_scale, eps)
     if out is not None:
         y = out.copy_(y)
     q = cast_per_token(y, fmt=cast[0], group=cast[1], sf=cast[2]) if cast is not None else None
     return (y if want_bf16 else None), q
+
+
+def check_norm(op: str, x: Tensor, w: Tensor) -> None:
+    """Whether rows of ``x`` can be normalised by ``w``."""
+    check_floats(op, "x", x)
+    check_like(op, "w", w, x.shape[-1:], *FLOATS)
 
 
 def normalise(x: Tensor, w: Tensor, eps: float) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from deepinfer_cpu import few_rows, rounding
-from deepinfer_cpu.contracts import shape_error
+from deepinfer_cpu.contracts import check_floats, shape_error
 from deepinfer_cpu.scalars import f32
 from deepinfer_cpu.tensors import PreparedWeight, QuantTensor
 
@@ -42,7 +42,12 @@ def cast_per_token(
 
     :raises ShapeContractError: K is not a multiple of ``group``, or the pair (``fmt``, ``sf``) does not exist.
     """
-    few = sf == "ue8m0" and x.numel() <= few_rows.FEW_VALUES and x.shape[-1] % group == 0
+    check_floats("quant.cast_per_token", "x", x)
+    check_cast("quant.cast_per_token", x.shape[-1], fmt, group, sf)
+    if out is not None and (out.values.shape, out.fmt, out.group, out.sf_kind) != (x.shape, fmt, group, sf):
+        got = (list(out.values.shape), out.fmt, out.group, out.sf_kind)
+        raise shape_error("quant.cast_per_token", "out", str((list(x.shape), fmt, group, sf)), got)
+    few = sf == "ue8m0" and x.numel() <= few_rows.FEW_VALUES
     result = _cast_few(x, fmt, group) if few else None
     if result is None:
         scaled, scale = scale_groups(x, fmt, group, sf)
@@ -50,6 +55,14 @@ def cast_per_token(
         values = rounded.mul_(scale).view(x.shape)
         result = QuantTensor(values=values, fmt=fmt, group=group, sf_kind=sf, parts=(scaled, scale))
     return result if out is None else _fill(out, result)
+
+
+def check_cast(op: str, width: int, fmt: str, group: int, sf: str) -> None:
+    """Whether rows of ``width`` can be quantised so."""
+    if (fmt, sf) not in FORMATS:
+        raise shape_error(op, "fmt, sf", f"one of {sorted(FORMATS)}", (fmt, sf))
+    if group <= 0 or width % group or (fmt == "e2m1" and width % 2):
+        raise shape_error(op, "x", f"a last dimension that is a multiple of {group}", width)
 
 
 def _cast_few(x: Tensor, fmt: str, group: int) -> QuantTensor | None:
@@ -94,10 +107,11 @@ def scale_groups(x: Tensor, fmt: str, group: int, sf: str) -> tuple[Tensor, Tens
         # The stored, rounded scale divides, as a multiplication by its fp32 reciprocal: |x / s| may pass 6.
         return (grouped * scale.reciprocal()).clamp_(_E2M1_MIN, _E2M1_MAX), scale
     if sf == "f32":
-        top = rounding.E4M3_MAX if fmt == "e4m3" else rounding.E2M1_MAX
-        amax = amax.clamp_(min=rounding.AMAX_FLOOR_E4M3 if fmt == "e4m3" else rounding.AMAX_FLOOR_E2M1)
+        top = _E4M3_MAX if fmt == "e4m3" else _E2M1_MAX
+        amax = amax.clamp_(min=_FLOOR_E4M3 if fmt == "e4m3" else _FLOOR_E2M1)
+        # Tensor over tensor: a Python number over a tensor would be its reciprocal, rounded, times the number.
         return (grouped * (top / amax)).clamp_(-top, top), amax / top
-    raise shape_error("quant.cast_per_token", "fmt, sf", f"one of {sorted(FORMATS)}", (fmt, sf))
+    raise ValueError(f"scales of {fmt} as {sf}")  # check_cast has seen to it
 
 
 def dequantize(q: QuantTensor, *, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -156,13 +170,18 @@ def prepare_weight(
     """
     if use == "experts":
         scales = [None] * len(w) if sf is None else sf
+        _check_nesting(name, w, scales)
         stack = [_concatenate(f"{name}[{i}]", cast(Weights, item), scales[i])[0] for i, item in enumerate(w)]
+        if len({m.shape for m in stack}) > 1:
+            raise shape_error("quant.prepare_weight", name, "experts of one shape", [list(m.shape) for m in stack])
         return PreparedWeight(name=name, use=use, matrix=torch.stack([m.t() for m in stack]).contiguous())
     full, parts = _concatenate(name, cast(Weights, w), cast(Scales, sf))
     if use == "dense":
         return PreparedWeight(name=name, use=use, matrix=full.t().contiguous(), parts=parts)
     if use.startswith("heads:"):
-        groups = int(use.removeprefix("heads:"))
+        groups = int(use.removeprefix("heads:")) if use.removeprefix("heads:").isdecimal() else 0
+        if groups < 1:
+            raise shape_error("quant.prepare_weight", "use", "heads:G with a number of groups G", use)
         if full.shape[0] % groups:
             raise shape_error("quant.prepare_weight", name, f"outputs divisible by {groups} groups", full.shape[0])
         matrix = full.view(groups, full.shape[0] // groups, full.shape[1]).transpose(1, 2).contiguous()
@@ -175,5 +194,11 @@ def _concatenate(name: str, w: Weights, sf: Scales) -> tuple[Tensor, tuple[int, 
         full = dequantize_weight(name, w, cast("Tensor | None", sf))
         return full, (full.shape[0],)
     scales = [None] * len(w) if sf is None else sf
+    _check_nesting(name, w, scales)
     pieces = [dequantize_weight(name, item, scale) for item, scale in zip(w, scales, strict=True)]
     return torch.cat(pieces), tuple(p.shape[0] for p in pieces)
+
+
+def _check_nesting(name: str, w: Sequence[Weights], scales: Sequence[Scales]) -> None:
+    if not w or len(scales) != len(w):
+        raise shape_error("quant.prepare_weight", f"scales of {name}", f"one for each of {len(w)} weights", len(scales))

@@ -10,12 +10,13 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from deepinfer_cpu.contracts import shape_error
+from deepinfer_cpu.contracts import INTEGERS, check_floats, check_like, shape_error
 from deepinfer_cpu.ops import cache
-from deepinfer_cpu.ops.norm import normalise
-from deepinfer_cpu.ops.quant import cast_per_token
+from deepinfer_cpu.ops.norm import check_norm, normalise
+from deepinfer_cpu.ops.quant import cast_per_token, check_cast
 from deepinfer_cpu.tensors import QuantTensor
 
+SCALING = ("factor", "beta_fast", "beta_slow", "original_max_position_embeddings")
 COPY_STAGES = ("norm", "transform", "cast_back")
 
 
@@ -42,6 +43,11 @@ def rope_table(max_pos: int, rotary_dim: int, *, theta: float, scaling: Mapping[
     Frequencies are rounded to fp32, so is the product with the position; all users share one table. ``scaling`` (keys
     factor, beta_fast, beta_slow, original_max_position_embeddings) selects YaRN.
     """
+    if max_pos < 0 or rotary_dim < 2 or rotary_dim % 2 or theta <= 0.0:
+        expected, got = "0 or more positions, an even width, a positive theta", (max_pos, rotary_dim, theta)
+        raise shape_error("transform.rope_table", "max_pos, rotary_dim, theta", expected, got)
+    if scaling is not None and not set(SCALING) <= set(scaling):
+        raise shape_error("transform.rope_table", "scaling", f"a mapping with {SCALING}", sorted(scaling))
     frequencies = torch.tensor(rope_frequencies(rotary_dim, theta, scaling), dtype=torch.float64).to(torch.float32)
     angles = torch.arange(max_pos, dtype=torch.float32).unsqueeze(1) * frequencies
     # The cosine of the fp32 angle, correctly rounded whatever vector width torch picks.
@@ -71,6 +77,11 @@ def rope_frequencies(rotary_dim: int, theta: float, scaling: Mapping[str, float]
 
 def rope_rows(cos_sin: Tensor, positions: Tensor) -> RopeRows:
     """Rows of ``cos_sin`` ``[max_pos, R]`` at ``positions`` ``[T]``; made once a step and shared by its layers."""
+    if cos_sin.dim() != 2 or cos_sin.shape[1] % 2:
+        raise shape_error("transform.rope_rows", "cos_sin", "[positions, R] with an even R", list(cos_sin.shape))
+    if positions.dim() != 1 or positions.dtype not in INTEGERS:
+        got = (positions.dtype, list(positions.shape))
+        raise shape_error("transform.rope_rows", "positions", "int32 or int64 [T]", got)
     half = cos_sin.shape[1] // 2
     rows = cos_sin.index_select(0, positions)
     cos, sin = rows[:, :half], rows[:, half:]
@@ -87,8 +98,13 @@ def rotary(x: Tensor, rope: tuple[Any, ...], *, out: Tensor | None = None) -> Te
 
     ``rope`` is ``(rows, conjugate)`` or ``(cos_sin, positions, conjugate)``. ``out`` may be ``x``.
     """
+    check_floats("transform.rotary", "x", x, 2, 3)
     rows, conjugate = _rows(rope)
     size = rows.rotary_dim
+    if size > x.shape[-1]:
+        raise shape_error("transform.rotary", "rope", f"at most {x.shape[-1]} wide", size)
+    if out is not None and out is not x:
+        check_like("transform.rotary", "out", out, x.shape, x.dtype)
     first, second = (rows.first_conjugate, rows.second_conjugate) if conjugate else (rows.first, rows.second)
     if first.shape[0] != x.shape[0]:
         raise shape_error("transform.rotary", "rope", f"rows of {x.shape[0]} tokens", first.shape[0])
@@ -99,7 +115,7 @@ def rotary(x: Tensor, rope: tuple[Any, ...], *, out: Tensor | None = None) -> Te
     else:
         y = out if out is x else out.copy_(x)
     tail = y.narrow(-1, x.shape[-1] - size, size)
-    pairs = tail.float().view(*x.shape[:-1], size // 2, 2)
+    pairs = tail.float().reshape(*x.shape[:-1], size // 2, 2)
     # addcmul is one fused multiply-add: fma(x0, cos, -(x1 sin)) and fma(x0, sin, x1 cos).
     turned = torch.addcmul(pairs.narrow(-1, 1, 1) * second, pairs.narrow(-1, 0, 1), first)
     tail.copy_(turned.view(tail.shape))
@@ -115,8 +131,9 @@ def _rows(rope: tuple[Any, ...]) -> tuple[RopeRows, bool]:
 
 def hadamard(x: Tensor, scale: float) -> Tensor:
     """Walsh-Hadamard butterflies of ascending distance in fp32, times ``scale``; ``x`` ``[..., 2^k]``."""
+    check_floats("transform.hadamard", "x", x)
     size = x.shape[-1]
-    if size & (size - 1):
+    if not size or size & (size - 1):
         raise shape_error("transform.hadamard", "x", "a last dimension that is a power of two", size)
     y = x.float().reshape(-1, size)
     distance = 1
@@ -151,6 +168,18 @@ def fused(
     """
     if copy_stage is not None and copy_stage not in COPY_STAGES:
         raise shape_error("transform.fused", "copy_stage", f"one of {COPY_STAGES}", copy_stage)
+    if cast is not None:
+        check_cast("transform.fused", x.shape[-1], *cast)
+    if copy_stage == "cast_back" and cast is None and store is None:
+        raise shape_error("transform.fused", "copy_stage", "another stage where nothing is cast", copy_stage)
+    if (cast is not None) + (store is not None) + (out is not None) > 1:
+        raise shape_error("transform.fused", "cast, store, out", "one of them at most", "several")
+    if out is not None:
+        check_like("transform.fused", "out", out, x.shape, x.dtype)
+    if norm is None:
+        check_floats("transform.fused", "x", x)
+    else:
+        check_norm("transform.fused", x, norm[0])
     y = x if norm is None else normalise(x, norm[0], norm[1])
     copy = y if copy_stage == "norm" else None
     if rope is not None:
