@@ -120,7 +120,9 @@ def main(names: list[str]) -> None:
     """Write the transcripts anew: those of the cases named, or all."""
     root = Path(__file__).parent
     with tempfile.TemporaryDirectory() as folder:
-        runner = Runner(make_crowd(Path(folder)))
+        venv = make_crowd(Path(folder))
+        server = CommandServer(venv)
+        runner = Runner(venv, server)
         for case in cases(root):
             path = case / "transcript.txt"
             if not path.exists() or (names and case.name not in names):
@@ -129,6 +131,7 @@ def main(names: list[str]) -> None:
             for step in steps:
                 step.lines = runner.lines(step.command, case)
             path.write_text(render(steps))
+        server.close()
 
 
 if __name__ == "__main__":

@@ -73,7 +73,8 @@ def test_plugins_that_break_are_reported_with_their_messages_and_the_others_too(
         "reinstall or update acme-raises, or leave it out with --no-plugin raises",
     )
     assert found["backend:misspelt", "import"][1] == (
-        "E_PLUGIN: backend:misspelt: unknown hook 'deepinfer_backend_prob'; did you mean 'deepinfer_backend_probe'?"
+        "E_PLUGIN: backend misspelt (acme-misspelt 1.0): unknown hook 'deepinfer_backend_prob'; "
+        "did you mean 'deepinfer_backend_probe'?"
     )
     assert found["backend:talks", "output"] == (
         "note",

@@ -58,9 +58,10 @@ def test_load_with_an_unknown_hook_names_it_and_the_nearest(site, sources):
     with pytest.raises(PluginError) as caught:
         site.manager().require("backend", "toy")
     assert str(caught.value) == (
-        "E_PLUGIN: backend:toy: unknown hook 'deepinfer_backend_crate'; did you mean 'deepinfer_backend_create'?\n"
-        "  reason: the hooks of this plugin do not fit plugin API 1.0\n"
-        "  remedy: correct the plugin, or install a release of it that supports this API"
+        "E_PLUGIN: backend toy (acme-toy 1.0): unknown hook 'deepinfer_backend_crate'; "
+        "did you mean 'deepinfer_backend_create'?\n"
+        "  reason: its hooks do not fit plugin API 1.0\n"
+        "  remedy: install a release of acme-toy that supports this API, or leave it out with --no-plugin toy"
     )
 
 
@@ -69,7 +70,7 @@ def test_load_with_a_wrong_argument_name_names_it_and_the_nearest(site, sources)
     with pytest.raises(PluginError) as caught:
         site.manager().require("backend", "toy")
     assert caught.value.what == (
-        "backend:toy: deepinfer_backend_create has no argument 'devise'; did you mean 'device'?"
+        "backend toy (acme-toy 1.0): deepinfer_backend_create has no argument 'devise'; did you mean 'device'?"
     )
 
 

@@ -49,8 +49,8 @@ def test_probe_that_prints_a_lot_still_answers(site):
         ),
         ("    raise OSError('no driver')\n", "probe failed: OSError: no driver (raised at acme_toy/plugin.py:9)"),
         ("    raise SystemExit(3)\n", "probe failed: SystemExit: 3 (raised at acme_toy/plugin.py:9)"),
-        ("    return {'present': True}\n", "deepinfer_backend_probe of toy returned dict, expected a ProbeReport"),
-        ("    return None\n", "deepinfer_backend_probe of toy returned None, expected a ProbeReport"),
+        ("    return {'present': True}\n", "probe returned dict, expected a ProbeReport"),
+        ("    return None\n", "probe returned None, expected a ProbeReport"),
         (
             "    return ProbeReport(present='yes', usable=True)\n",
             "probe wrote something that is no result",

@@ -109,7 +109,7 @@ def test_auto_with_a_present_but_unusable_accelerator_never_falls_to_cpu(toys):
         "probe crashed: signal 11",
         "probe gave no answer within 5 s",
         "probe failed: RuntimeError: x (raised at acme_toya/plugin.py:9)",
-        "deepinfer_backend_probe of toya returned None, expected a ProbeReport",
+        "probe returned None, expected a ProbeReport",
     ],
 )
 def test_auto_with_a_failed_probe_refuses_and_does_not_claim_a_device(toys, how):
@@ -241,9 +241,9 @@ def test_explicit_name_that_is_unusable_fails_and_is_not_replaced(toys, sources,
     with pytest.raises(DeepInferError) as caught:
         choose(site, {"gone": ABSENT, "toya": report()}, backend="gone")
     assert str(caught.value) == (
-        "E_BACKEND_UNAVAILABLE: backend 'gone' was requested but cannot be used here\n"
+        "E_BACKEND_UNAVAILABLE: backend gone (acme-gone 1.0) was requested but cannot be used here\n"
         "  reason: no toy device node\n"
-        "  remedy: repair gone, or choose --backend cpu"
+        "  remedy: use a machine with a device of backend gone, or choose --backend cpu"
     )
 
 

@@ -21,10 +21,12 @@ from deepinfer_core.plugins.registry import Registry
 from deepinfer_core.types import DoctorCheck
 
 CHECKS_HOOK = "deepinfer_doctor_checks"
+HEAVY = ("torch", "torch_npu", "tilelang", "triton")
+"""Packages that a plugin imports inside its hooks: they take a second or more."""
 
 
 def load_plugin(group: str, locked: dict[str, Any], trace: bool) -> dict[str, Any]:
-    """``{"file", "hooks"}`` of the plugin's module, or ``{"error", "phase"}``."""
+    """``{"file", "hooks", "heavy"}`` of the plugin's module, or ``{"error", "phase"}``."""
     try:
         check_installed(locked)
     except PluginLockError as exc:
@@ -37,7 +39,8 @@ def load_plugin(group: str, locked: dict[str, Any], trace: bool) -> dict[str, An
 
     known = sorted(hook for hook in vars(hookspecs) if hook.startswith("deepinfer_"))
     hooks = [hook for hook in known if manager.hook(record, hook) is not None]
-    return {"file": getattr(module, "__file__", None), "hooks": hooks}
+    heavy = [name for name in HEAVY if name in sys.modules]
+    return {"file": getattr(module, "__file__", None), "hooks": hooks, "heavy": heavy}
 
 
 def plugin_checks(group: str, locked: dict[str, Any], trace: bool) -> dict[str, Any]:

@@ -61,6 +61,10 @@ def distribution_of(name: str) -> metadata.Distribution | None:
         return None
 
 
+def _python_path() -> list[str]:
+    return [str(Path(part).resolve()) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+
+
 def _why(path: Path) -> str:
     """Which entry of the import path the file came from."""
     holders = [entry for entry in sys.path if entry and path.is_relative_to(Path(entry).resolve())]
@@ -69,6 +73,6 @@ def _why(path: Path) -> str:
     entry = max(holders, key=len)
     if Path(entry).resolve() == Path.cwd().resolve():
         return f"the working directory {entry} comes first on the import path"
-    if entry in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+    if str(Path(entry).resolve()) in _python_path():
         return f"PYTHONPATH puts {entry} first on the import path"
     return f"{entry} comes first on the import path"

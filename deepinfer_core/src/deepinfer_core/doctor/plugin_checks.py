@@ -17,7 +17,7 @@ from deepinfer_core.plugins.child import ChildResult, run_children
 from deepinfer_core.plugins.lock import LockedPlugin, as_data
 from deepinfer_core.plugins.probe import ProbeOutcome, probe_all
 from deepinfer_core.plugins.record import PluginRecord
-from deepinfer_core.plugins.selection import arch_problem, unmet_requires, unusable_reason
+from deepinfer_core.plugins.selection import arch_problem, unmet_requires, unusable_reason, unusable_remedy
 
 _TASKS = "deepinfer_core.doctor.child_tasks"
 
@@ -40,6 +40,7 @@ class _Loaded:
     file: str | None = None
     error: dict[str, Any] | None = None
     stdout: str = ""
+    heavy: Sequence[str] = ()
 
 
 def plugin_findings(
@@ -102,7 +103,9 @@ def _loaded(record: PluginRecord, result: ChildResult) -> _Loaded:
     if result.failure:
         return _Loaded(error=_child_error(record, result, "the import"))
     answer = result.answer
-    return _Loaded(answer.get("hooks", ()), answer.get("file"), answer.get("error"), result.stdout)
+    return _Loaded(
+        answer.get("hooks", ()), answer.get("file"), answer.get("error"), result.stdout, answer.get("heavy", ())
+    )
 
 
 def _child_error(record: PluginRecord, result: ChildResult, subject: str) -> dict[str, Any]:
@@ -126,7 +129,8 @@ def _static(record: PluginRecord, needed: bool, unmet: str) -> Finding:
     }
     title = f"{record.distribution} {record.version}" + (" (editable)" if record.editable else "")
     if record.error is not None:
-        status = "problem" if record.faulty or needed else "note"
+        chosen = record.state == "shadowed"  # by a setting, for the sake of another one
+        status = "problem" if record.faulty or (needed and not chosen) else "note"
         return Finding.of_error(record.key, "plugin", record.error, needed=needed, status=status, data=data)
     if unmet:
         return Finding(
@@ -158,6 +162,17 @@ def _import(record: PluginRecord, loaded: _Loaded, needed: bool) -> Iterator[Fin
             needed=needed,
             data={"stdout": loaded.stdout},
         )
+    if loaded.heavy:
+        yield Finding(
+            record.key,
+            "imports",
+            "note",
+            f"it imports {', '.join(loaded.heavy)} when it is imported",
+            reason="every command that loads it waits for that, also those that compute nothing",
+            remedy=f"ask the authors of {record.distribution} to import it inside the hooks that need it",
+            needed=needed,
+            data={"imports": list(loaded.heavy)},
+        )
     yield module_origin(record.key, record.distribution, record.entry.dist, loaded.file, needed=needed)
 
 
@@ -184,7 +199,6 @@ def _device(record: PluginRecord, outcome: ProbeOutcome | None, needed: bool) ->
         return Finding(record.key, "device", "ok", detail or "usable", needed=needed, data=data)
     if report is not None and not report.present and not needed:
         return Finding(record.key, "device", "note", refusal, remedy=report.remedy, needed=False, data=data)
-    remedy = report.remedy if report else ""
     return Finding(
         record.key,
         "device",
@@ -192,7 +206,7 @@ def _device(record: PluginRecord, outcome: ProbeOutcome | None, needed: bool) ->
         "no usable device" if report else f"the {outcome.failure}" if outcome.crashed else outcome.failure,
         code="E_ARCH" if report and not refusal else "E_BACKEND_UNAVAILABLE",
         reason="; ".join(reasons) if report else "",
-        remedy=remedy or f"repair {record.name}, or choose --backend cpu",
+        remedy=unusable_remedy(outcome),
         needed=needed,
         data=data,
     )

@@ -24,7 +24,7 @@ def plugin_failure(record: PluginRecord, phase: str, exc: BaseException) -> Deep
         return exc
     return PluginError(
         f"{record.title} failed in {phase}: {exception_text(exc)}",
-        reason=f"raised at {blame(exc)}",
+        reason=f"raised at {blame(exc, record.entry.value)}",
         remedy=_import_remedy(record, exc)
         or f"reinstall or update {record.distribution}, or leave it out with --no-plugin {record.name}",
         details={"plugin": record.key, "distribution": record.distribution, "phase": phase},
@@ -77,14 +77,22 @@ def exception_text(exc: BaseException) -> str:
     return line if len(line) <= MAX_TEXT else line[: MAX_TEXT - 3] + "..."
 
 
-def blame(exc: BaseException) -> str:
-    """``package/module.py:14`` of the innermost frame, or of the line that does not parse."""
+def blame(exc: BaseException, entry_value: str = "") -> str:
+    """``package/module.py:14`` of the line to blame, or of the one that does not parse.
+
+    :param entry_value: Entry point value of a plugin: its innermost frame is preferred to those of libraries that it
+        called. Empty: the innermost frame.
+    """
     if isinstance(exc, SyntaxError) and exc.filename:
         return f"{short_path(exc.filename)}:{exc.lineno}"
     frames = traceback.extract_tb(exc.__traceback__)
     if not frames:
         return "an unknown place"
-    last = frames[-1]
+    package = entry_value.partition(":")[0].partition(".")[0].strip()
+    own = [
+        frame for frame in frames if package and short_path(frame.filename).startswith((f"{package}/", f"{package}.py"))
+    ]
+    last = (own or frames)[-1]
     return f"{short_path(last.filename)}:{last.lineno}"
 
 

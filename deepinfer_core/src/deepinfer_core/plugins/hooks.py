@@ -148,7 +148,8 @@ class Hooks:
         except KeyboardInterrupt:
             raise
         except BaseException as exc:  # also SystemExit, and a panic of a compiled extension
-            error = plugin_failure(owner, "create", exc)
+            phase = "create" if hook.endswith("_create") else hook
+            error = plugin_failure(owner, phase, exc)
             if error is exc:
                 raise
             raise error from exc

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from deepinfer_core import hookspecs
+from deepinfer_core import API_VERSION, hookspecs
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import BackendNotInstalled, PluginError
 from deepinfer_core.plugins.failure import exception_text, plugin_failure
@@ -136,7 +136,7 @@ class PluginManager:
             plugin = load_entry_point(record.entry)
             phase = "register"
             own = self._new_manager()
-            register_checked(own, plugin, record.key)
+            register_checked(own, plugin, record.key, record)
             phase = "configure"
             self._shared.register(plugin, name=record.key)  # replays deepinfer_configure
         except KeyboardInterrupt:
@@ -251,9 +251,12 @@ def load_entry_point(entry: metadata.EntryPoint) -> Any:
     return OneEntry(entry.group, entry.name).driver
 
 
-def register_checked(manager: pluggy.PluginManager, plugin: object, key: str) -> None:
-    """Register ``plugin`` and check its hook names and argument names.
+def register_checked(
+    manager: pluggy.PluginManager, plugin: object, key: str, record: PluginRecord | None = None
+) -> None:
+    """Register ``plugin`` as ``key`` and check its hook names and argument names.
 
+    :param record: Whose plugin it is, for the message.
     :raises PluginError: naming the misspelt hook or argument and what exists.
     """
     known = {name for name in vars(hookspecs) if name.startswith("deepinfer_")}
@@ -275,9 +278,12 @@ def register_checked(manager: pluggy.PluginManager, plugin: object, key: str) ->
                 problems.append(f"{hook} has no argument {argument!r}{guess or '; it has ' + ', '.join(allowed)}")
     if problems:
         raise PluginError(
-            f"{key}: {'; '.join(problems)}",
-            reason="the hooks of this plugin do not fit plugin API 1.0",
-            remedy="correct the plugin, or install a release of it that supports this API",
+            f"{record.title if record else key}: {'; '.join(problems)}",
+            reason=f"its hooks do not fit plugin API {API_VERSION[0]}.{API_VERSION[1]}",
+            remedy=f"install a release of {record.distribution} that supports this API, or leave it out with "
+            f"--no-plugin {record.name}"
+            if record
+            else "install a release of it that supports this API",
             details={"problems": problems},
         )
     manager.register(plugin, name=key)

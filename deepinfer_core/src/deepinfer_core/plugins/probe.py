@@ -68,7 +68,7 @@ def _from_answer(record: PluginRecord, data: dict[str, Any]) -> ProbeOutcome:
     if phase == "absent":
         return ProbeOutcome(record, failure=error)
     if phase == "return":
-        text = f"deepinfer_backend_probe of {record.name} returned {error}, expected a ProbeReport"
+        text = f"probe returned {error}, expected a ProbeReport"
         return ProbeOutcome(record, failure=text, crashed=True)
     text = f"{error} (raised at {data['blame']})"
     if phase == "probe":

@@ -48,7 +48,7 @@ def probe(group: str, name: str, value: str, *, traced_as: str = "") -> dict[str
         raise
     except BaseException as exc:  # also SystemExit, and a panic of a compiled extension
         text = exc.what if isinstance(exc, DeepInferError) else exception_text(exc)
-        return {"phase": phase, "error": text, "blame": blame(exc)}
+        return {"phase": phase, "error": text, "blame": blame(exc, entry.value)}
     if not isinstance(report, ProbeReport):
         got = "None" if report is None else type(report).__name__
         return {"phase": "return", "error": got}

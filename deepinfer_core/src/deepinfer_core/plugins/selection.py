@@ -78,9 +78,9 @@ def _explicit(manager: PluginManager, name: str, requirements: Requirements, pro
     refusal = unusable_reason(outcome)
     if refusal:
         raise BackendUnavailable(
-            f"backend {name!r} was requested but cannot be used here",
+            f"{record.title} was requested but cannot be used here",
             reason=refusal,
-            remedy=(outcome.report.remedy if outcome.report else "") or f"repair {name}, or choose --backend cpu",
+            remedy=unusable_remedy(outcome),
             details={"backend": name, "reason": refusal},
         )
     report = outcome.report
@@ -217,6 +217,14 @@ def unusable_reason(outcome: ProbeOutcome) -> str:
     if report.present and report.usable:
         return ""
     return "; ".join(report.reasons) or ("device present but not usable" if report.present else "no device found")
+
+
+def unusable_remedy(outcome: ProbeOutcome) -> str:
+    """What to do about :func:`unusable_reason`: the report's own words, where there are any."""
+    record, report = outcome.record, outcome.report
+    if report is None:
+        return f"reinstall or update {record.distribution}, or choose --backend cpu"
+    return report.remedy or f"use a machine with a device of backend {record.name}, or choose --backend cpu"
 
 
 def arch_problem(record: PluginRecord, report: ProbeReport | None) -> str:
