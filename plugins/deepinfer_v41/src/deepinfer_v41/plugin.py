@@ -13,7 +13,7 @@ from attrs import define
 from deepinfer_core.errors import ConfigError
 from deepinfer_core.hookspecs import hookimpl
 from deepinfer_core.interfaces import Backend, Model
-from deepinfer_core.types import CacheSpec, ModelCard, ModelMatch, Requirements, SchedulerHints
+from deepinfer_core.types import CacheSpec, CommandSpec, ModelCard, ModelMatch, Requirements, SchedulerHints
 from deepinfer_v41.config import ARCHITECTURE, V41Config
 
 NAME = "deepseek_v41"
@@ -158,6 +158,12 @@ def deepinfer_scheduler_hints(match: ModelMatch, backend: Backend, config: Any) 
         index_topk=model.index_topk,
         prefix_replay=True,
     )
+
+
+@hookimpl
+def deepinfer_cli_commands() -> Sequence[CommandSpec]:
+    summary = "Say what a V4.1 checkpoint holds, and what is wrong with it."
+    return [CommandSpec("checkpoint", "deepinfer_v41.checkpoint_command:checkpoint", summary)]
 
 
 def ngram_table(config: V41Config, token_map: Any) -> Any:
