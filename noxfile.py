@@ -7,6 +7,7 @@ other build of it is pulled in.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from pathlib import Path
 
@@ -30,6 +31,7 @@ TEST_TOOLS = (
     "uv>=0.5",
     *LIBRARIES,
 )
+KIT_TOOLS = ("pytest>=8.3", "pytest-xdist>=3.6", "jinja2>=3.1")
 LINT_TOOLS = ("ruff==0.17.6",)
 TYPE_TOOLS = ("mypy==2.4.1", "pytest>=8.3", "jinja2>=3.1")
 SITE_TOOLS = ("sphinx>=9.0,<10", "myst-parser>=5.2,<6", "furo>=2025.12")
@@ -40,7 +42,18 @@ nox.needs_version = ">=2024.10"
 nox.options.default_venv_backend = "uv"
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_missing_interpreters = False  # an absent interpreter is skipped, with nox's reason
-nox.options.sessions = ["lint", "types", "contracts", "tests", "torchless", "optimised", "wheels", "site", "docs"]
+nox.options.sessions = [
+    "lint",
+    "types",
+    "contracts",
+    "tests",
+    "conformance",
+    "torchless",
+    "optimised",
+    "wheels",
+    "site",
+    "docs",
+]
 
 os.environ.setdefault("UV_PYTHON_DOWNLOADS", "never")
 os.environ.setdefault("UV_FIND_LINKS", os.environ.get("PIP_FIND_LINKS", ""))
@@ -121,6 +134,38 @@ def tests(session: nox.Session) -> None:
     install_all(session, *TEST_TOOLS)
     install_grammars(session)
     run_tests(session, "-m", "not slow")
+
+
+@nox.session
+def conformance(session: nox.Session) -> None:
+    """The conformance kit at level full on every backend that is installed here, at level core on our other plugins,
+    from wheels, in a folder without the sources. Reports go to build/conformance."""
+    install_wheels(session, *KIT_TOOLS)
+    install_grammars(session)
+    reports = ROOT / "build" / "conformance"
+    reports.mkdir(parents=True, exist_ok=True)
+    listed = session.run("deepinfer", "plugins", "--json", silent=True)
+    plugins = [(p["kind"], p["name"]) for p in json.loads(str(listed))["plugins"] if p["state"] == "found"]
+    session.chdir(session.create_tmp())
+    for kind, name in plugins:
+        report = reports / f"{kind}-{name}"
+        session.run(
+            *(
+                "python",
+                "-m",
+                "pytest",
+                "-q",
+                "-n",
+                "2",
+                "--dist",
+                "loadfile",
+                "--pyargs",
+                "deepinfer_core.conformance",
+            ),
+            *(f"--{kind.replace('_', '-')}", name, "--level", "full" if kind == "backend" else "core"),
+            *("--report", f"{report}.json", "--report", f"{report}.html", *session.posargs),
+            env=TEST_ENV,
+        )
 
 
 @nox.session(python=["3.12", "3.13"])

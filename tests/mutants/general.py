@@ -232,7 +232,7 @@ MUTANTS = [
     Mutant(name="feature_that_is_not_claimed", change=_feature_unclaimed, caught_by=_ABLE),
     Mutant(name="capabilities_of_another_backend", change=_capabilities_of_cpu, caught_by=_ABLE),
     Mutant(name="claimed_op_that_is_not_there", claims=("op:attn.fused_decode",), caught_by=_TABLE),
-    Mutant(name="required_ops_of_cpu", change=_ops_of_cpu, caught_by=_TABLE),
+    Mutant(name="required_ops_of_cpu", change=_ops_of_cpu, arch="acme1", caught_by=_TABLE),
     Mutant(name="op_with_another_argument", op="norm.rms", make=_argument_renamed, caught_by=_TABLE),
     Mutant(name="sync_in_the_hot_path", op="norm.rms", make=_wrapped(_reads_a_value), caught_by=_SYNC),
     Mutant(name="guard_that_finds_nothing", change=_guard_finds_nothing, caught_by=_SYNC),

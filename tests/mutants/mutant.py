@@ -30,6 +30,7 @@ class Mutant:
     """Source of the plugin module. It may call ``mutant_backends.create(name, device, config)``."""
     claims: tuple[str, ...] = field(default=())
     """Claims beside those of ``cpu``."""
+    arch: str = "cpu"
     apply: Callable[[], AbstractContextManager[object]] | None = None
     """In force while the kit runs."""
     kind: str = "backend"

@@ -56,7 +56,7 @@ def install(mutants: Mapping[str, Mutant], folder: Path) -> None:
             "[[backend]]",
             f'name = "{name}"',
             f'summary = "cpu with the fault {mutant.name}"',
-            'arch = ["cpu"]',
+            f'arch = ["{mutant.arch}"]',
             "claims = [",
             *claims,
             "]",

@@ -32,8 +32,10 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
 
 
 def _names_kit(argument: str) -> bool:
-    """Whether an argument is the kit, a part of it, or a path into it."""
+    """Whether an argument is the kit, a part of it, or a path into it. This module is none: it is the value of -p."""
     target = argument.partition("::")[0].partition("[")[0]
+    if target == __name__:
+        return False
     if target == _PACKAGE or target.startswith(_PACKAGE + "."):
         return True
     if target.startswith("-") or os.sep not in target:
