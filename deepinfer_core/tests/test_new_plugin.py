@@ -113,6 +113,13 @@ def test_check_name_refuses_it_and_says_why(name, reason):
     )
 
 
+def test_check_name_refuses_the_name_of_a_command_for_an_extension():
+    with pytest.raises(InvalidParameter) as caught:
+        check_name("extension", "new_plugin", {"new-plugin"})
+    assert caught.value.reason == "deepinfer has a command new-plugin"
+    assert check_name("sampler", "new_plugin", {"new-plugin"}).name == "new_plugin"
+
+
 def test_check_name_refuses_what_is_installed(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     info = tmp_path / "deepinfer_taken_one-2.0.dist-info"

@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 
 import click
 
+from deepinfer_core.cli.root import COMMANDS
 from deepinfer_core.cli.state import CommandState, common_options
 from deepinfer_core.new_plugin.naming import KINDS, Names
 
@@ -18,7 +19,7 @@ _TRY = {
     "sampler": """echo '{{"prompt": "import os", "sampler": "{name}"}}' """ + _LINES,
     "logits_filter": """echo '{{"prompt": "import os", "logits_filters": "{name}"}}' """ + _LINES,
     "grammar": 'deepinfer generate --grammar-engine {name} --regex "yes|no" "import os"',
-    "extension": "deepinfer --plugin {name} {command}",
+    "extension": "deepinfer --plugin {name} {command} --help",
 }
 """A first command with the plugin."""
 
@@ -40,7 +41,7 @@ def new_plugin(state: CommandState, kind: str, name: str, parent: str) -> None:
     from deepinfer_core.new_plugin.rendering import render
     from deepinfer_core.new_plugin.writing import check_target, write
 
-    names = check_name(kind, name)
+    names = check_name(kind, name, COMMANDS)
     target = check_target(Path(parent), names.distribution)
     files = render(names, read_facts(names.kind))
     write(target, files)
@@ -57,7 +58,7 @@ def next_commands(names: Names, target: Path) -> list[str]:
         "pip install -e '.[test]'",
         "deepinfer plugins check .",
         f"deepinfer plugins {names.name}",
-        _TRY[names.kind].format(name=names.name, command=names.name.replace("_", "-")).strip(),
+        _TRY[names.kind].format(name=names.name, command=names.command),
         "pytest",
     ]
 

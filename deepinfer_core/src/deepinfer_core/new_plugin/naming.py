@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+from collections.abc import Collection
 from importlib import metadata
 
 from attrs import frozen
@@ -35,9 +36,14 @@ class Names:
     name: str
 
     @property
+    def command(self) -> str:
+        """The command of an extension."""
+        return self.name.replace("_", "-")
+
+    @property
     def distribution(self) -> str:
         """What pip installs, and the folder of the project."""
-        return "deepinfer-" + self.name.replace("_", "-")
+        return f"deepinfer-{self.command}"
 
     @property
     def package(self) -> str:
@@ -55,10 +61,11 @@ class Names:
         return "".join(word.capitalize() for word in self.name.split("_")) + "ForCausalLM"
 
 
-def check_name(kind: str, name: str) -> Names:
+def check_name(kind: str, name: str, commands: Collection[str] = ()) -> Names:
     """The names of a new plugin called ``name``.
 
     :param kind: A key of :data:`KINDS`.
+    :param commands: Those that ``deepinfer`` has, whose names an extension cannot have.
     :raises InvalidParameter: the name has another form, is reserved, or is taken by something installed here.
     """
     if not NAME.fullmatch(name):
@@ -70,6 +77,8 @@ def check_name(kind: str, name: str) -> Names:
     if name in RESERVED_WORDS or name in {own for _, own in FIRST_PARTY}:
         raise _refused(name, "it is reserved")
     names = Names(KINDS[kind], name)
+    if names.kind == "extension" and names.command in commands:
+        raise _refused(name, f"deepinfer has a command {names.command}")
     if names.distribution in _OURS:
         raise _refused(name, f"its distribution would be {names.distribution}, which is DeepInfer's own")
     try:

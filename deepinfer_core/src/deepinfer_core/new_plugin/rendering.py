@@ -49,6 +49,7 @@ def render(names: Names, facts: Facts) -> dict[PurePosixPath, bytes]:
         "distribution": names.distribution,
         "package": names.package,
         "group": names.group,
+        "command": names.command,
         "architecture": names.architecture,
         **asdict(facts),
     }
