@@ -33,7 +33,7 @@ TEST_TOOLS = (
 )
 KIT_TOOLS = ("pytest>=8.3", "pytest-xdist>=3.6", "jinja2>=3.1")
 LINT_TOOLS = ("ruff==0.17.6",)
-TYPE_TOOLS = ("mypy==2.4.1", "pytest>=8.3", "jinja2>=3.1")
+TYPE_TOOLS = ("mypy==2.4.1", "pytest>=8.3", "pytest-timeout>=2.3", "jinja2>=3.1")
 SITE_TOOLS = ("sphinx>=9.0,<10", "myst-parser>=5.2,<6", "furo>=2025.12")
 # Two OpenMP threads on busy cores are a hundred times slower than one; tests run side by side instead.
 TEST_ENV = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "random"}
@@ -109,14 +109,15 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """mypy --strict on what others build against."""
-    session.install(*TYPE_TOOLS, *built(session, *TORCHLESS))
+    """mypy --strict on what others build against, and on what new-plugin writes for them."""
+    session.install(*TYPE_TOOLS, *LINT_TOOLS, *built(session, *TORCHLESS))
     for package in ("deepinfer_contracts", "deepinfer_native", "deepinfer_core"):
         session.run("mypy", "-p", package)
     # Of the samplers, what needs no torch: it is installed as a path, not as a package.
     samplers = "plugins/deepinfer_samplers/src"
     grammars = [f"{samplers}/deepinfer_samplers/{name}" for name in ("grammars", "grammar_plugin.py")]
     session.run("mypy", "--explicit-package-bases", *grammars, env={"MYPYPATH": samplers})
+    session.run("python", "-m", "pytest", "-q", "tests/new_plugin/test_new_plugins_style.py")
 
 
 @nox.session
