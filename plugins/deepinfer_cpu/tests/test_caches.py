@@ -163,6 +163,17 @@ def test_store_of_no_rows_writes_nothing():
     assert (memory == 0x5A).all()
 
 
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("slots", [[], [-1, -1]])
+def test_store_of_nothing_gives_the_values_of_its_rows_on_request(name, slots):
+    view, memory = foreign_view(name, 64, 2, 8, 32, 0)
+    before = memory.clone()
+    kv = torch.randn(len(slots), 64)
+    values = cache.store(kv, view, torch.tensor(slots, dtype=torch.int32), want_values=True)
+    assert values.shape == (len(slots), 64)
+    assert torch.equal(memory, before)
+
+
 def test_store_of_fp32_in_format_f32_is_exact():
     view, _ = foreign_view("f32", 64, 2, 4, 0, 0)
     kv = torch.randn(2, 64)

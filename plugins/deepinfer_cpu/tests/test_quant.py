@@ -120,6 +120,15 @@ def test_cast_stays_within_the_error_of_its_format(spec, error):
     assert (off > limit / 8).any()
 
 
+def test_codes_over_an_unrounded_scale_are_those_of_one_division():
+    x = torch.randn(512, 128)
+    amax = x.abs().amax(1, keepdim=True)
+    inverse = torch.from_numpy(448 / amax.numpy())  # torch's own 448 / amax is rounded twice
+    assert (inverse != 448 / amax).any()
+    q = quant.cast_per_token(x, group=128, sf="f32")
+    assert torch.equal(q.data, (x * inverse).clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8))
+
+
 def test_cast_of_a_width_that_is_no_multiple_names_argument_and_sizes():
     with pytest.raises(
         ShapeContractError, match=r"quant\.cast_per_token: argument 'x' must be .* multiple of 32, got 48"

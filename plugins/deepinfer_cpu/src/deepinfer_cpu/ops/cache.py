@@ -40,7 +40,7 @@ def encode(kv: Tensor, layout: CacheFormat) -> tuple[Tensor, Tensor, Tensor]:
         return data, data[:, :0], raw
     scaled, scale = scale_groups(kv, layout.fmt, layout.group_of(kv.shape[-1]), layout.sf_kind)
     data = ENCODE_DATA[layout.fmt](scaled.view(kv.shape))
-    return data, encode_scale(scale.view(kv.shape[0], -1), layout.sf_kind).view(torch.uint8), scale
+    return data, encode_scale(scale.view(scale.shape[:2]), layout.sf_kind).view(torch.uint8), scale
 
 
 def store(kv: Tensor, view: CacheView, slots: Tensor, *, want_values: bool = False) -> Tensor | None:
@@ -75,7 +75,8 @@ def _values(view: CacheView, data: Tensor, factor: Tensor) -> Tensor:
     if view.layout.dtype is not None:
         return factor
     values = DECODE_DATA[view.layout.fmt](data)
-    return values.view(data.shape[0], factor.shape[1], -1).mul_(factor).view(-1, view.width)
+    groups = factor.shape[1]
+    return values.view(data.shape[0], groups, view.width // groups).mul_(factor).view(data.shape[0], view.width)
 
 
 def _write(view: CacheView, where: Slots, data: Tensor, scale: Tensor) -> None:
