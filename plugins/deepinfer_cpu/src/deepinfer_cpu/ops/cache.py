@@ -131,8 +131,9 @@ def decode(view: CacheView, data: Tensor, scale: Tensor) -> Tensor:
     values = DECODE_DATA[layout.fmt](data)
     if layout.sf_kind == "f32":
         scale = scale.contiguous().view(torch.float32)
-    factor = decode_scale(scale, layout.sf_kind)
-    return values.view(data.shape[0], -1, layout.group_of(view.width)).mul_(factor.unsqueeze(-1)).view(-1, view.width)
+    factor = decode_scale(scale, layout.sf_kind).unsqueeze(-1)
+    grouped = values.view(data.shape[0], factor.shape[1], layout.group_of(view.width))
+    return grouped.mul_(factor).view(data.shape[0], view.width)
 
 
 def gather(view: CacheView, slots: Slots) -> Tensor:
