@@ -227,7 +227,7 @@ def test_decode_rows_have_the_same_bits_alone_and_in_a_batch(
 
     def run(rows: Tensor) -> Tensor:
         where = rows.to(device)
-        mine = {**options, **{name: options[name][where] for name in per_row}}
+        mine = options | {name: options[name][where] for name in per_row}
         plan = backend.ops["attn.plan"](batch_invariant=True)
         out, lse = backend.ops[DECODE](q[where], case.window, idx[where], plan=plan, **mine)
         return torch.cat([out.float(), lse.unsqueeze(2)], dim=2)
@@ -237,7 +237,7 @@ def test_decode_rows_have_the_same_bits_alone_and_in_a_batch(
 
 def rope_of(sizes: ModelSizes, rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """A table of angles fp32 ``[64, R]`` and a position for each row."""
-    table = rotation.rope_table(64, sizes.rotary, 10_000.0).float()
+    table = rotation.rope_table(range(64), sizes.rotary, 10_000.0).float()
     return table, torch.randint(0, 64, (rows,), generator=generator)
 
 

@@ -36,7 +36,7 @@ def caches_of(backend: Any, sizes: ModelSizes, *, kv: str | None = None, index: 
 def slots_of(kind: str, arena: Arena, generator: torch.Generator) -> list[int]:
     page, last = int(arena.view.page), arena.slots - 1
     mixed = torch.randperm(arena.slots, generator=generator).tolist()
-    return {
+    lists: dict[str, list[int]] = {
         "none": [],
         "one": [page + 1],
         "edges": [0, page - 1, page, 2 * page - 1, last],
@@ -45,7 +45,8 @@ def slots_of(kind: str, arena: Arena, generator: torch.Generator) -> list[int]:
         "every": mixed,
         "a page and a part": [2 * page + i for i in range(page)] + [3 * page + i for i in range(page // 3)],
         "ragged": mixed[: page // 2 + 3],
-    }[kind]
+    }
+    return lists[kind]
 
 
 def store_and_compare(

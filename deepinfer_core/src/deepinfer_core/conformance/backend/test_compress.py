@@ -14,7 +14,7 @@ from deepinfer_core.conformance.arena import LAYERS, STATE, UNITS, Arena, specs
 from deepinfer_core.conformance.backend.offered import partner
 from deepinfer_core.conformance.bitwise import require_row_invariant
 from deepinfer_core.conformance.failures import require
-from deepinfer_core.conformance.model_sizes import RELEASED, SMALL
+from deepinfer_core.conformance.model_sizes import RELEASED, SMALL, ModelSizes
 from deepinfer_core.conformance.reference import compress as reference
 
 
@@ -229,7 +229,7 @@ def test_decode_writes_all_rows_before_it_reads_any(
     rings = Rings(backend, sizes.width, 2 + max_q - 1)  # as short as it may be
     check = tolerance("compress.decode")
     a, b, c = (history(generator, 100, sizes.width, slot) for slot in (2, 4, 0))
-    plan = [
+    plan: list[list[tuple[History | None, int]]] = [
         [(a, 1), (b, max_q), (c, 2)],
         [(a, max_q), (None, 2), (b, 1), (c, 3)],
         [(None, 1), (c, max_q), (a, 2), (b, 2)],

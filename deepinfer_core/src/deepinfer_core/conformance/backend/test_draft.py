@@ -15,12 +15,12 @@ from deepinfer_core.conformance.reference import draft as reference
 pytestmark = [pytest.mark.op("meta.draft_inputs"), pytest.mark.needs("op:meta.draft_inputs")]
 
 
-def options_of(sizes: ModelSizes, block: int) -> dict[str, int]:
+def options_of(sizes: ModelSizes, block: int) -> dict[str, Any]:
     return {"block": block, "window": sizes.window, "ring": sizes.ring, "noise": sizes.vocab - 9,
             "vocab_size": sizes.vocab}  # fmt: skip
 
 
-def compare(backend: Any, device: Any, check: Any, rows: list[list[int]], options: dict[str, int], case: str) -> None:
+def compare(backend: Any, device: Any, check: Any, rows: list[list[int]], options: dict[str, Any], case: str) -> None:
     """``rows``: sampled token, last known position, slot of each request."""
     columns = [[row[c] for row in rows] for c in range(3)]
     got = backend.ops["meta.draft_inputs"](

@@ -258,7 +258,7 @@ def test_metadata_of_rows_follow_from_requests(
     backend: Any, device: Any, generator: Any, tolerance: Any, sizes: ModelSizes, placeholders: bool
 ) -> None:
     ratios = {"ratios_sparse": (1, 2), "ratios_dense": (2, 4)}
-    options = {"block_size": sizes.block, "window": sizes.window, "ring": sizes.ring, **ratios}
+    options: dict[str, Any] = {"block_size": sizes.block, "window": sizes.window, "ring": sizes.ring, **ratios}
     for requests in (1, 2, 9):
         fields, valid = metadata_case(generator, sizes, requests, longest=sizes.block * 3, placeholders=placeholders)
         got = expand(backend, device, fields, valid, **options)
@@ -285,7 +285,7 @@ def test_metadata_at_the_edges_of_blocks_windows_and_rings(backend: Any, device:
         "state_slot": list(range(count)),
         "swa_slot": [count - i for i in range(count)],
     }
-    options = {"block_size": sizes.block, "window": sizes.window, "ring": sizes.ring,
+    options: dict[str, Any] = {"block_size": sizes.block, "window": sizes.window, "ring": sizes.ring,
                "ratios_sparse": (2,), "ratios_dense": (1,)}  # fmt: skip
     got = expand(backend, device, fields, None, **options)
     judge_metadata(
@@ -300,7 +300,7 @@ def test_metadata_of_no_requests_are_empty_and_of_no_window_lack_it(
     backend: Any, device: Any, generator: Any, tolerance: Any, window: int
 ) -> None:
     fields, _ = metadata_case(generator, SMALL, 0, longest=256, placeholders=False)
-    options = {"block_size": 128, "window": window, "ring": 37, "ratios_sparse": (), "ratios_dense": ()}
+    options: dict[str, Any] = {"block_size": 128, "window": window, "ring": 37, "ratios_sparse": (), "ratios_dense": ()}
     for requests in (0, 3):
         if requests:
             fields, _ = metadata_case(generator, SMALL, requests, longest=256, placeholders=False)
@@ -337,7 +337,7 @@ def test_metadata_of_random_steps_follow_from_requests(
         generator, sizes, requests, longest=sizes.block * randint(generator, 1, 9, 1)[0], placeholders=seed % 3 == 0
     )
     sparse, dense = ((1, 2), (2,), ())[seed % 3], ((), (1,), (1, 2, 4, 8))[seed % 3]
-    options = {"block_size": sizes.block, "window": sizes.window, "ring": sizes.ring,
+    options: dict[str, Any] = {"block_size": sizes.block, "window": sizes.window, "ring": sizes.ring,
                "ratios_sparse": sparse, "ratios_dense": dense}  # fmt: skip
     got = expand(backend, device, fields, valid, **options)
     expected = reference.decode_metadata(*fields_in_order(fields), valid=valid, **options)

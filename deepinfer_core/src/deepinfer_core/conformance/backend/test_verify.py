@@ -13,7 +13,7 @@ from deepinfer_core.conformance.reference import feed as reference
 
 pytestmark = [pytest.mark.op("meta.verify_lengths"), pytest.mark.needs("op:meta.verify_lengths")]
 
-CONFIDENCES = {
+CONFIDENCES: dict[str, list[list[float]]] = {
     "falling": [[0.9, 0.8, 0.7], [0.6, 0.5, 0.3], [0.99, 0.1, 0.9]],
     "all equal": [[1.0] * 3] * 4,
     "ties across rows": [[0.5, 0.5, 1.0], [0.25, 1.0, 1.0], [0.5, 0.5, 0.5], [0.5, 1.0, 0.5]],

@@ -41,7 +41,7 @@ class Row:
 
 @define
 class Verdict:
-    """What a row gives: a token, whether it takes its draft, the chance of that, and whether there is no doubt of it."""
+    """What a row gives: a token, whether it takes its draft, the chance of that, and whether all of it is certain."""
 
     token: int
     accept: bool
@@ -66,7 +66,8 @@ def noise(seed: int, position: int, vocab: int) -> F64:
     base = key(seed, position, NOISE_CASE)
     hashes = [mixed((base + v * sampling.G) & sampling.MASK64) for v in range(vocab)]
     u = np.array([((h >> 40) + 0.5) * 2.0**-24 for h in hashes])
-    return -np.log(-np.log(u))
+    gumbel: F64 = -np.log(-np.log(u))
+    return gumbel
 
 
 def judge(row: Row, mode: Literal["rejection", "coupled"], *, last: bool) -> Verdict:

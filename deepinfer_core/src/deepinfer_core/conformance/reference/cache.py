@@ -28,7 +28,7 @@ class EntryLayout:
 
     def data_bytes(self, width: int) -> int:
         if self.element == "raw":
-            return width * self.dtype.itemsize
+            return width * int(self.dtype.itemsize)
         return width if self.element == "e4m3" else width // 2
 
     def scale_bytes(self, width: int) -> int:
