@@ -100,7 +100,7 @@ def test_store_of_a_window_ring_wraps_and_skips(backend: Any, device: Any, gener
     view = backend.ops["cache.view"](caches, SWA, LAYERS[1])
     arena = Arena.poisoned(view, SMALL.width)
     ring = SMALL.ring
-    slots = [ring + p % ring for p in range(ring - 2, ring + 3)] + [-1, 0]
+    slots = [ring + p % ring for p in range(ring - 2, ring + 3)] + [-1, 2]
     kv = random_entries(len(slots), arena.layout, SMALL.width, generator)
     store_and_compare(backend, view, SMALL.width, slots, kv, device, case="ring of slot 1")
 

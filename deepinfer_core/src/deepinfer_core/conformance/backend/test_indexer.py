@@ -294,7 +294,8 @@ def test_compact_positions_become_entries_in_place(
     backend: Any, device: Any, generator: Any, tolerance: Any, block: int
 ) -> None:
     for rows, blocks, k in ((0, 4, 5), (1, 1, 3), (5, 4, 30)):
-        candidates = torch.randint(-1, 900, (rows, blocks), generator=generator).sort(1).values
+        candidates = torch.randint(0, 900, (rows, blocks), generator=generator).sort(1).values
+        candidates[1::2, -2:] = -1  # fewer candidates than columns
         compact = torch.randint(-2, blocks * block + 3, (rows, k), generator=generator)
         for offset in (None, torch.arange(rows) * 7):
             tensor = compact.to(torch.int32).to(device)
