@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 from unittest import mock
 
@@ -163,7 +164,7 @@ def _accepted_beyond_a_refusal(op: Op) -> Op:
     def run(logits: Any, params: Any, draft: Any, **kw: Any) -> Any:
         out = dict(op(logits, params, draft, **kw))
         first = params.first_row.tolist()
-        for i, (begin, end) in enumerate(zip(first, first[1:], strict=False)):
+        for i, (begin, end) in enumerate(pairwise(first)):
             passed = [t for t in range(begin, end - 1) if float(out["accept_prob"][t]) > 0.5]
             out["accepted"][i] = max(int(out["accepted"][i]), len(passed))
         return out
@@ -201,7 +202,8 @@ MUTANTS = [
            make=_with(temperature=lambda v, p: v.clamp(min=1e-4))),
     Mutant(name="draw_at_the_position_before", op=DRAW, make=_draws(positions=lambda p: (p - 1).clamp(min=0)),
            caught_by=SAMPLING, test="golden", level="smoke"),
-    Mutant(name="draw_ignores_the_case", op=DRAW, make=_draws(case=lambda c: 0), caught_by=SAMPLING, test="show_the_key"),
+    Mutant(name="draw_ignores_the_case", op=DRAW, make=_draws(case=lambda c: 0), caught_by=SAMPLING,
+           test="show_the_key"),
     Mutant(name="draw_ignores_upper_seed_bits", op=DRAW, make=_draws(seeds=lambda s: s & 0xFFFFFFFF),
            caught_by=SAMPLING, test="show_the_key"),
     Mutant(name="draw_takes_the_first_sum_not_below", op=DRAW, make=_first_sum_not_below, caught_by=SAMPLING,
