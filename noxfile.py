@@ -1,4 +1,5 @@
-"""The matrix of checks. ``nox`` runs the gate; ``nox -s nightly`` the long tests. CONTRIBUTING.md has the table.
+"""The matrix of checks. ``nox`` runs the gate; ``nox -s nightly`` the long tests. CONTRIBUTING.md has the table, and a
+test compares the two.
 
 Every session has its own venv, made by uv. torch is pinned in the same command as whatever depends on it, so that no
 other build of it is pulled in.
@@ -17,6 +18,7 @@ ROOT = Path(__file__).parent
 TORCH = "torch==2.13.0"
 TORCHLESS = ("./contracts", "./native", "./deepinfer_core")
 PLUGINS = ("./plugins/deepinfer_cpu", "./plugins/deepinfer_v41", "./plugins/deepinfer_samplers")
+CHANGELOG_TOOLS = ("towncrier>=25.8",)
 # What users of the extras [audit], [chat] and [new-plugin] have as well.
 LIBRARIES = ("scipy>=1.11", "deepseek-recipe>=0.2,<0.3", "jinja2>=3.1")
 TEST_TOOLS = (
@@ -42,18 +44,21 @@ nox.needs_version = ">=2024.10"
 nox.options.default_venv_backend = "uv"
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_missing_interpreters = False  # an absent interpreter is skipped, with nox's reason
-nox.options.sessions = [
+# What a change has to pass, cheapest first: `nox`, or `nox -s ci`.
+GATE = (
     "lint",
     "types",
     "contracts",
+    "site",
     "tests",
     "conformance",
-    "torchless",
+    "torchless-3.12",
+    "torchless-3.13",
     "optimised",
     "wheels",
-    "site",
     "docs",
-]
+)
+nox.options.sessions = list(GATE)
 
 os.environ.setdefault("UV_PYTHON_DOWNLOADS", "never")
 os.environ.setdefault("UV_FIND_LINKS", os.environ.get("PIP_FIND_LINKS", ""))
@@ -169,9 +174,32 @@ def conformance(session: nox.Session) -> None:
         )
 
 
-@nox.session(python=["3.12", "3.13"])
+# Distribution -> what is installed for its tests, as wheels; and what is there to be listed, but for none of its needs.
+UNITS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "contracts": (TORCHLESS[:1], ()),
+    "native": (TORCHLESS[:2], ()),
+    "core": (TORCHLESS, PLUGINS),
+    "cpu": ((*TORCHLESS, "./plugins/deepinfer_cpu"), ()),
+    "samplers": ((*TORCHLESS, "./plugins/deepinfer_cpu", "./plugins/deepinfer_samplers"), ()),
+    "v41": ((*TORCHLESS, *PLUGINS), ()),
+}
+
+
+@nox.session
+@nox.parametrize("distribution", [nox.param(name, id=name) for name in UNITS])
+def unit(session: nox.Session, distribution: str) -> None:
+    """The tests of one distribution, with nothing installed but what it declares and its tests use."""
+    needed, listed = UNITS[distribution]
+    torch = (TORCH,) if set(needed) & set(PLUGINS) else ()
+    session.install(*torch, *built(session, *needed), *TEST_TOOLS)
+    if listed:
+        session.install("--no-deps", *built(session, *listed))
+    run_tests(session, "-m", "not slow", f"{needed[-1]}/tests")
+
+
+@nox.session(python=["3.11", "3.12", "3.13"])
 def torchless(session: nox.Session) -> None:
-    """What needs no torch, installed from wheels, on the other Pythons."""
+    """What needs no torch, installed from wheels, on each Python. That of 3.11 is left to the nightly."""
     session.install("--compile-bytecode", *built(session, *TORCHLESS), *TEST_TOOLS)
     session.install(
         "--no-deps", *built(session, *PLUGINS)
@@ -184,15 +212,17 @@ def optimised(session: nox.Session) -> None:
     """The same behaviour under ``python -O``: nothing validates with assert. The nightly adds the numeric suites."""
     install_wheels(session, *TEST_TOOLS)
     install_grammars(session)
-    run_tests(
-        session, "-m", "not slow and not compiled", "-k", "not golden and not invariants", python=("python", "-O")
-    )
+    # What the gate leaves to the nightly: the numeric comparisons, and tests that only start programs without -O.
+    elsewhere = [f"--ignore=tests/{folder}" for folder in ("benchmarks", "docs", "mutants")]
+    chosen = ("-m", "not slow and not compiled", "-k", "not golden and not invariants", *elsewhere)
+    run_tests(session, *chosen, python=("python", "-O"))
 
 
 @nox.session
 def wheels(session: nox.Session) -> None:
     """Build every wheel, install them into an empty venv, and generate from there, in a folder without the sources."""
-    install_wheels(session)
+    # Nothing is compiled ahead: two commands import a small part of it.
+    session.install(TORCH, *built(session, *TORCHLESS, *PLUGINS))
     session.chdir(session.create_tmp())
     session.run("deepinfer", "plugins")
     session.run("deepinfer", "generate", "--max-tokens", "16", "import os", env=TEST_ENV)
@@ -207,6 +237,13 @@ def site(session: nox.Session) -> None:
 
 
 @nox.session
+def changelog(session: nox.Session) -> None:
+    """Show the next section of CHANGELOG.md, of the fragments in changes/; ``-- build --version X`` writes it."""
+    session.install(*CHANGELOG_TOOLS)
+    session.run("towncrier", *(session.posargs or ["build", "--draft", "--version", "next"]))
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """Every command and program on the pages runs as written."""
     install_wheels(session, *LIBRARIES)
@@ -214,9 +251,19 @@ def docs(session: nox.Session) -> None:
     session.run("python", "docs/run_pages.py", env=TEST_ENV)
 
 
+@nox.session(venv_backend="none")
+def ci(session: nox.Session) -> None:
+    """All that a change has to pass, as ``nox`` without arguments runs it."""
+    for name in GATE:
+        session.notify(name)
+
+
 @nox.session
 def nightly(session: nox.Session) -> None:
-    """The long tests: whole perplexity texts, every split, long random schedules; and all others under ``-O``."""
+    """The long tests: whole perplexity texts, every split, long random schedules; and all others under ``-O``. Then
+    each distribution's tests by themselves, and what needs no torch on 3.11."""
+    for name in ("torchless-3.11", *(f"unit({distribution})" for distribution in UNITS)):
+        session.notify(name)
     install_all(session, *TEST_TOOLS)
     install_grammars(session)
     run_tests(session, "-m", "slow", "--timeout", "3600")

@@ -13,6 +13,7 @@ from generators.manifest import manifest_page
 from generators.records import records_page
 from generators.settings import settings_page
 from generators.structured_output import structured_output_page
+from generators.workarounds import workarounds_page
 
 PAGES: Mapping[str, Callable[[], str]] = {
     "commands.md": commands_page,
@@ -24,4 +25,5 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "settings.md": settings_page,
     "structured-output.md": structured_output_page,
     "types.md": records_page,
+    "workarounds.md": workarounds_page,
 }

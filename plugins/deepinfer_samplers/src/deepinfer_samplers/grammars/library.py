@@ -75,8 +75,8 @@ def _check_version(version: str) -> None:
 def _imported() -> ModuleType:
     if "xgrammar" in sys.modules or "transformers" in sys.modules or importlib.util.find_spec("transformers"):
         return importlib.import_module("xgrammar")
-    # WORKAROUND(xgrammar imports transformers at start for two type checks and a base class): a stand-in with these
-    # names for the time of the import. Delete when xgrammar imports it on use.
+    # WORKAROUND(xgrammar 0.2): it imports transformers at start, for two type checks and a base class. A stand-in with
+    # these names is there for the time of the import. Delete when xgrammar imports transformers on use.
     sys.modules["transformers"] = _stand_in()
     try:
         return importlib.import_module("xgrammar")
