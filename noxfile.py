@@ -144,8 +144,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def conformance(session: nox.Session) -> None:
-    """The conformance kit at level full on every backend that is installed here, at level core on our other plugins,
-    from wheels, in a folder without the sources. Reports go to build/conformance."""
+    """The conformance kit at level full on every plugin that is installed here, from wheels, in a folder without the sources. Reports go to build/conformance."""
     install_wheels(session, *KIT_TOOLS)
     install_grammars(session)
     reports = ROOT / "build" / "conformance"
@@ -168,7 +167,7 @@ def conformance(session: nox.Session) -> None:
                 "--pyargs",
                 "deepinfer_core.conformance",
             ),
-            *(f"--{kind.replace('_', '-')}", name, "--level", "full" if kind == "backend" else "core"),
+            *(f"--{kind.replace('_', '-')}", name, "--level", "full"),
             *("--report", f"{report}.json", "--report", f"{report}.html", *session.posargs),
             env=TEST_ENV,
         )

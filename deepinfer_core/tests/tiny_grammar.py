@@ -92,7 +92,10 @@ class Regex:
             return 1, 1
         self._at = found.end()
         low = int(found[1])
-        return low, low if found[2] is None else int(found[3]) if found[3] else None
+        high = low if found[2] is None else int(found[3]) if found[3] else None
+        if high is not None and high < low:
+            raise ValueError(f"the bounds {found[0]} are reversed")
+        return low, high
 
     def _atom(self) -> tuple[int, int]:
         char = self._take()
@@ -142,6 +145,8 @@ class Regex:
                 high = ord(self._take())
             if high > 0x7E:
                 raise ValueError("classes are for ASCII")
+            if high < low:
+                raise ValueError(f"a range of {self._text!r} is reversed")
             chosen |= set(range(low, high + 1))
         return frozenset(PRINTABLE - chosen if negated else chosen)
 

@@ -34,5 +34,7 @@ class Mutant:
     apply: Callable[[], AbstractContextManager[object]] | None = None
     """In force while the kit runs."""
     kind: str = "backend"
+    options: tuple[str, ...] = ()
+    """Further options of the kit: ``("--on", "toy")``."""
     subject: str = ""
     """The plugin that ``apply`` spoils, for kinds other than ``backend``."""

@@ -30,7 +30,7 @@ from mutant import Mutant  # noqa: E402
 import deepinfer_core.conformance as kit  # noqa: E402
 
 KIT = Path(str(kit.__file__)).resolve().parent
-INFRASTRUCTURE = ("mutant", "mutant_backends", "run_mutants", "conftest")
+INFRASTRUCTURE = ("mutant", "mutant_backends", "run_mutants", "toy_plugins", "run_toys", "conftest")
 
 
 def areas() -> list[str]:
@@ -67,7 +67,7 @@ def run_kit(kind: str, name: str, tests: Iterable[str], *options: str) -> tuple[
 
 def judge(mutant: Mutant, backend: str) -> dict[str, Any]:
     """Whether and how the kit catches a mutant."""
-    options = ["-x", "--level", mutant.level, *(["-k", mutant.test] if mutant.test else [])]
+    options = ["-x", *mutant.options, "--level", mutant.level, *(["-k", mutant.test] if mutant.test else [])]
     subject = backend if mutant.kind == "backend" and not mutant.subject else mutant.subject
     begun = time.process_time()
     with mutant.apply() if mutant.apply is not None else contextlib.nullcontext():
@@ -83,14 +83,14 @@ def judge(mutant: Mutant, backend: str) -> dict[str, Any]:
 
 def judge_sound(mutants: Sequence[Mutant], results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """What of the tests that caught mutants fails without the fault: nothing may."""
-    groups: dict[tuple[str, str], set[str]] = {}
+    groups: dict[tuple[str, str, tuple[str, ...]], set[str]] = {}
     for mutant, result in zip(mutants, results, strict=True):
         if result["status"] == "caught":
             subject = mutant.subject or mutant_backends.SOUND
-            groups.setdefault((mutant.kind, subject), set()).add(result["test"])
+            groups.setdefault((mutant.kind, subject, mutant.options), set()).add(result["test"])
     failures = []
-    for (kind, subject), tests in sorted(groups.items()):
-        outcomes, printed = run_kit(kind, subject, sorted(tests), "--level", "full")
+    for (kind, subject, options), tests in sorted(groups.items()):
+        outcomes, printed = run_kit(kind, subject, sorted(tests), "--level", "full", *options)
         failures += outcomes.failures
         if outcomes.ran < len(tests):
             failures.append({"test": f"{outcomes.ran} of {len(tests)} ran", "typed": False, "text": printed[-2000:]})

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-INFRASTRUCTURE = ("mutant", "mutant_backends", "run_mutants", "conftest")
+INFRASTRUCTURE = ("mutant", "mutant_backends", "run_mutants", "toy_plugins", "run_toys", "conftest")
 AREAS = sorted(p.stem for p in HERE.glob("*.py") if p.stem not in INFRASTRUCTURE and not p.stem.startswith("test_"))
 
 
