@@ -6,7 +6,8 @@ import logging
 
 import pytest
 
-from deepinfer_core.errors import DeepInferError, PluginError
+from deepinfer_contracts import CONTRACTS
+from deepinfer_core.errors import ContractError, DeepInferError, PluginError
 from deepinfer_core.plugins.hooks import Hooks
 
 
@@ -213,3 +214,21 @@ def test_import_error_says_what_to_install(site, raised, remedy):
     record = manager.registry.find("backend", "toy")
     assert not manager.load(record)
     assert record.remedy.lower() == remedy
+
+
+def test_load_of_a_library_built_for_another_record_names_the_field(site):
+    """What ``deepinfer_contracts.verify`` raises in a plugin's import is E_CONTRACT, not a failure of any kind."""
+    source = (
+        "import attrs\nfrom deepinfer_contracts import CONTRACTS, compatible\n"
+        "ours = CONTRACTS['SchedulerOutputs']\n"
+        "fields = (*ours.fields[:2], ours.fields[3], ours.fields[2], *ours.fields[4:])\n"
+        "chain = (*ours.chain[:3], *(1 for _ in ours.chain[3:]))\n"
+        "compatible(ours, attrs.evolve(ours, fields=fields, chain=chain), plugin_name='libtoy')\n"
+    )
+    site.add("toy", source)
+    manager = site.manager()
+    with pytest.raises(ContractError) as caught:
+        manager.require("backend", "toy")
+    assert caught.value.what.startswith("backend toy (acme-toy 1.0): SchedulerOutputs differs at field 2, ")
+    assert caught.value.details["field"] == CONTRACTS["SchedulerOutputs"].fields[2][0]
+    assert caught.value.remedy.startswith("rebuild libtoy against contract ")

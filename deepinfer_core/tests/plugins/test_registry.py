@@ -243,3 +243,31 @@ def test_settings_that_name_installed_plugins_are_not_remarked_on(site, capsys):
     site.registry(plugins__disable=("toy", "backend:toy", "acme-toy"), plugins__prefer={"backend:toy": "acme-toy"},
                   plugins__allow=("acme-toy",))  # fmt: skip
     assert capsys.readouterr().err == ""
+
+
+def test_registry_names_the_first_field_of_a_record_that_differs(site):
+    """A plugin built for a record with two fields in the other order, as its manifest has every prefix hash."""
+    from deepinfer_core.records import CONTRACTS
+
+    ours = [f"{value:016x}" for value in CONTRACTS["SchedulerOutputs"].chain[1:6]]
+    theirs = [*ours[:3], "0123456789abcdef", "fedcba9876543210"]
+    for chains, state in ((ours, "found"), (theirs, "incompatible")):
+        text = f'schema = 1\napi = ">=1.0,<2"\n[contracts.SchedulerOutputs]\nfields = 5\nchain = "{chains[-1]}"\n'
+        text += f'chains = {chains}\n[[backend]]\nname = "toy"\n'.replace("'", '"')
+        site.add("toy", manifest=text, dist=f"acme-{state}")
+        [record] = [record for record in site.registry() if record.distribution == f"acme-{state}"]
+        assert record.state == state, record.reason
+    name, form = CONTRACTS["SchedulerOutputs"].fields[3]
+    where = f"at field 3, {name}, which is {form} here"
+    assert record.error.what == f"SchedulerOutputs of acme-incompatible 1.0 differs: {where}"
+    assert record.error.details["field"] == name
+
+
+@pytest.mark.parametrize("change", ["shorter", "another end", "no hash"])
+def test_registry_refuses_prefix_hashes_that_do_not_fit(site, change):
+    chains = {"shorter": ["0" * 16], "another end": ["0" * 16, "1" * 16], "no hash": ["zz", "2" * 16]}[change]
+    text = f'schema = 1\napi = ">=1.0,<2"\n[contracts.Limits]\nfields = 2\nchain = "{"2" * 16}"\n'
+    site.add("toy", manifest=text + f'chains = {chains}\n[[backend]]\nname = "toy"\n'.replace("'", '"'))
+    assert site.record("backend", "toy").detail == (
+        "deepinfer.toml: contracts.Limits: chains must be 2 times 16 hexadecimal digits, the last ones 2222222222222222"
+    )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from deepinfer_core.errors import ConfigError, ContractError, DeepInferError, EngineError
+from deepinfer_core.errors import ConfigError, DeepInferError, EngineError
+from deepinfer_core.plugins.failure import contract_error
 
 
 def load_native() -> None:
@@ -25,7 +26,7 @@ def load_native() -> None:
     try:
         import deepinfer_native  # noqa: F401
     except ContractMismatch as err:
-        raise ContractError(err.what, reason=err.reason, remedy=err.remedy) from err
+        raise contract_error(err) from err
     except ImportError as err:
         raise EngineError(
             "the native core cannot be loaded",

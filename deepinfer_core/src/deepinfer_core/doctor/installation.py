@@ -16,7 +16,14 @@ from deepinfer_core.doctor.origins import distribution_of, module_origin
 from deepinfer_core.plugins.grammars import INSTALL as GRAMMAR_INSTALL
 
 CORE = "deepinfer-core"
-USES = {"deepseek-recipe": "chats", "xgrammar": "structured output"}
+USES = {
+    "deepinfer-cpu": "the conformance kit",
+    "deepseek-recipe": "chats",
+    "jinja2": "new-plugin and reports of the conformance kit",
+    "pytest": "the conformance kit",
+    "scipy": "deepinfer audit",
+    "xgrammar": "structured output",
+}
 """What an optional library is for, in words."""
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from deepinfer_core.errors import DeepInferError, PluginError
+from deepinfer_core.errors import ContractError, DeepInferError, PluginError
 
 if TYPE_CHECKING:
     from deepinfer_core.plugins.record import PluginRecord
@@ -22,12 +23,24 @@ def plugin_failure(record: PluginRecord, phase: str, exc: BaseException) -> Deep
     """
     if isinstance(exc, DeepInferError):
         return exc
+    if getattr(exc, "code", None) == ContractError.code:  # ContractMismatch of deepinfer_contracts, which has no core
+        return contract_error(exc, record.title, {"plugin": record.key, "distribution": record.distribution})
     return PluginError(
         f"{record.title} failed in {phase}: {exception_text(exc)}",
         reason=f"raised at {blame(exc, record.entry.value)}",
         remedy=_import_remedy(record, exc)
         or f"reinstall or update {record.distribution}, or leave it out with --no-plugin {record.name}",
         details={"plugin": record.key, "distribution": record.distribution, "phase": phase},
+    )
+
+
+def contract_error(mismatch: Any, owner: str = "", details: Mapping[str, object] | None = None) -> ContractError:
+    """A ``ContractMismatch`` of ``deepinfer_contracts.verify`` as our error, with record and first differing field."""
+    return ContractError(
+        f"{owner}: {mismatch.what}" if owner else mismatch.what,
+        reason=mismatch.reason,
+        remedy=mismatch.remedy,
+        details={**(details or {}), "contract": mismatch.contract, "field": mismatch.field},
     )
 
 

@@ -90,6 +90,8 @@ class ContractTable:
 
     fields: int
     chain: str
+    chains: tuple[str, ...] = ()
+    """Prefix hash after each field, if the manifest gives them; the last one is ``chain``."""
 
 
 @frozen
@@ -278,8 +280,14 @@ class _Reader:
             elif not isinstance(chain, str) or not _CHAIN.fullmatch(chain):
                 self._note(f"{where}: chain must be 16 hexadecimal digits, got {chain!r}")
             else:
-                result[record] = ContractTable(fields, chain)
+                result[record] = ContractTable(fields, chain, self._chains(table, fields, chain, where))
         return result
+
+    def _chains(self, table: Mapping[str, Any], fields: int, chain: str, where: str) -> tuple[str, ...]:
+        chains = self._texts(table, "chains", where)
+        if chains and (len(chains) != fields or chains[-1] != chain or not all(map(_CHAIN.fullmatch, chains))):
+            self._note(f"{where}: chains must be {fields} times 16 hexadecimal digits, the last ones {chain}")
+        return chains
 
     def _only(self, table: Mapping[str, Any], keys: Sequence[Key], where: str) -> None:
         allowed = [key.name for key in keys]

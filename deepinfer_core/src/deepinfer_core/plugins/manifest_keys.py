@@ -90,6 +90,12 @@ COMMAND_KEYS = (
 CONTRACT_KEYS = (
     Key("fields", "integer", "How many leading fields of the record the compiled code reads.", required=True),
     Key("chain", "16 hexadecimal digits", "Prefix hash after that field, from the record's page.", required=True),
+    Key(
+        "chains",
+        "list of texts",
+        "Prefix hash after each of these fields, the last one `chain`: with them a refusal names the first field that "
+        "differs.",
+    ),
 )
 
 

@@ -88,12 +88,12 @@ def _contract_problem(record: PluginRecord, manifest: Manifest) -> DeepInferErro
     from deepinfer_core.plugins.contract_check import contract_difference  # 40 ms, only for compiled plugins
 
     for name, table in sorted(manifest.contracts.items()):
-        difference = contract_difference(name, table.fields, table.chain)
+        difference = contract_difference(name, table.fields, table.chain, table.chains)
         if difference:
             return ContractError(
-                f"{name} of {record.distribution} {record.version} differs: {difference}",
+                f"{name} of {record.distribution} {record.version} differs: {difference[0]}",
                 reason="its compiled code was built for another definition of the record",
                 remedy=f"pip install -U {record.distribution} deepinfer-core",
-                details={"plugin": record.key, "contract": name},
+                details={"plugin": record.key, "contract": name, "field": difference[1]},
             )
     return None

@@ -196,11 +196,11 @@ class _Examination:
         from deepinfer_core.plugins.contract_check import contract_difference  # numpy, for compiled plugins only
 
         for name, table in sorted(manifest.contracts.items()):
-            difference = contract_difference(name, table.fields, table.chain)
+            difference = contract_difference(name, table.fields, table.chain, table.chains)
             if difference is None:
                 yield Note("ok", "contracts", f"{name}, {table.fields} fields")
             else:
-                yield Note("problem", "contracts", f"{name}: {difference}", "build against these contracts")
+                yield Note("problem", "contracts", f"{name}: {difference[0]}", "build against these contracts")
 
     def _modules(self) -> Iterator[Note]:
         tables = self.manifest.tables if self.manifest is not None else {}
