@@ -245,7 +245,7 @@ def changelog(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Every command and program on the pages runs as written."""
-    install_wheels(session, *LIBRARIES)
+    install_wheels(session, *LIBRARIES, *KIT_TOOLS)
     install_grammars(session)
     session.run("python", "docs/run_pages.py", env=TEST_ENV)
 
