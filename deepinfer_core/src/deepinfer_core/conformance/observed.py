@@ -25,11 +25,11 @@ def import_module(value: str) -> dict[str, Any]:
     return {"baseline": middle - before, "seconds": time.process_time() - middle, **_state()}
 
 
-def probe_twice(group: str, locked: dict[str, Any]) -> dict[str, Any]:
+def probe_twice(group: str, name: str, value: str) -> dict[str, Any]:
     """Two answers of ``deepinfer_backend_probe`` in one process."""
     from deepinfer_core.plugins.probe_child import probe
 
-    answers = [probe(group, locked) for _ in range(2)]
+    answers = [probe(group, name, value) for _ in range(2)]
     return {"answers": answers, **_state()}
 
 

@@ -9,7 +9,6 @@ import pytest
 from deepinfer_core.conformance.failures import fail, require, require_equal
 from deepinfer_core.conformance.fresh import run_fresh
 from deepinfer_core.conformance.subject import Subject
-from deepinfer_core.plugins.lock import LockedPlugin, as_data
 from deepinfer_core.plugins.manager import PluginManager
 from deepinfer_core.plugins.probe import LIMIT_S
 
@@ -21,10 +20,11 @@ def answers(manager: PluginManager, subject: Subject, tmp_path_factory: pytest.T
     """What the probe says when it is asked twice. It is run once for all tests of this file."""
     if manager.hook(subject.record, "deepinfer_backend_probe") is None:
         pytest.skip("not offered: deepinfer_backend_probe")
+    entry = subject.record.entry
     with pytest.MonkeyPatch.context() as monkeypatch:
         found = run_fresh(
             "deepinfer_core.conformance.observed:probe_twice",
-            [subject.record.entry.group, as_data(LockedPlugin.of(subject.record))],
+            [entry.group, entry.name, entry.value],
             tmp_path_factory.mktemp("probe"),
             monkeypatch,
             what="the probe",
