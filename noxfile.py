@@ -33,7 +33,7 @@ TEST_TOOLS = (
     "uv>=0.5",
     *LIBRARIES,
 )
-KIT_TOOLS = ("pytest>=8.3", "pytest-xdist>=3.6", "jinja2>=3.1")
+KIT_TOOLS = ("pytest>=8.3", "pytest-xdist>=3.6", "jinja2>=3.1", "jsonschema>=4.20")
 LINT_TOOLS = ("ruff==0.17.6",)
 TYPE_TOOLS = ("mypy==2.4.1", "pytest>=8.3", "pytest-timeout>=2.3", "jinja2>=3.1")
 SITE_TOOLS = ("sphinx>=9.0,<10", "myst-parser>=5.2,<6", "furo>=2025.12")
@@ -144,7 +144,8 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def conformance(session: nox.Session) -> None:
-    """The conformance kit at level full on every plugin that is installed here, from wheels, in a folder without the sources. Reports go to build/conformance."""
+    """The conformance kit at level full on every plugin that is installed here, from wheels, in a folder without the
+    sources. Reports go to build/conformance."""
     install_wheels(session, *KIT_TOOLS)
     install_grammars(session)
     reports = ROOT / "build" / "conformance"
