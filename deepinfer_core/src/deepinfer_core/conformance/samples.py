@@ -14,6 +14,11 @@ def normal(g: torch.Generator, *shape: int, dtype: torch.dtype = torch.bfloat16,
     return (torch.randn(*shape, generator=g) * scale).to(dtype)
 
 
+def ones_and_more(g: torch.Generator, *shape: int) -> Tensor:
+    """bf16 from 1 to 2, all of one sign: sums of products grow with every term."""
+    return (1 + torch.rand(*shape, generator=g)).bfloat16()
+
+
 def uneven(g: torch.Generator, *shape: int, dtype: torch.dtype = torch.bfloat16, octaves: int = 12) -> Tensor:
     """Normal values with a power of two of its own for each run of 16: neighbouring groups need different scales."""
     x = torch.randn(*shape, generator=g)

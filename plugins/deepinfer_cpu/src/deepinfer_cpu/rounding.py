@@ -61,18 +61,18 @@ def encode_e2m1(x: Tensor) -> Tensor:
 
 def decode_e4m3(codes: Tensor) -> Tensor:
     """E4M3 bytes (uint8 ``[..., n]``) -> fp32 ``[..., n]``."""
-    return _E4M3.index_select(0, codes.to(torch.int32).view(-1)).view(codes.shape)
+    return _E4M3.index_select(0, codes.to(torch.int32).reshape(-1)).view(codes.shape)
 
 
 def decode_e2m1(codes: Tensor) -> Tensor:
     """Packed E2M1 (uint8 ``[..., n]``) -> fp32 ``[..., 2n]``."""
-    pairs = _E2M1_PAIRS.index_select(0, codes.to(torch.int32).view(-1))
+    pairs = _E2M1_PAIRS.index_select(0, codes.to(torch.int32).reshape(-1))
     return pairs.view(torch.float32).view(*codes.shape[:-1], codes.shape[-1] * 2)
 
 
 def decode_e8m0(codes: Tensor) -> Tensor:
     """UE8M0 bytes (uint8) -> fp32 ``2^(byte - 127)``; byte 255 is NaN."""
-    return _E8M0.index_select(0, codes.to(torch.int32).view(-1)).view(codes.shape)
+    return _E8M0.index_select(0, codes.to(torch.int32).reshape(-1)).view(codes.shape)
 
 
 def pow2_ceil(x: Tensor) -> Tensor:

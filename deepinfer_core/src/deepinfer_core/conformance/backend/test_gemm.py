@@ -96,10 +96,25 @@ def test_dense_of_long_sums_is_accumulated_in_fp32(
     backend: Backend, device: Any, tolerance: Any, generator: torch.Generator, inputs: int
 ) -> None:
     """Terms of one sign: a bf16 accumulator stops growing at 256 times a term, long before the end."""
-    x = (1 + torch.rand(5, inputs, generator=generator)).bfloat16()
-    w = (1 + torch.rand(32, inputs, generator=generator)).bfloat16()
+    x, w = samples.ones_and_more(generator, 5, inputs), samples.ones_and_more(generator, 32, inputs)
     y = backend.ops[DENSE](x.to(device), prepared(backend, device, (w, None)), out_dtype=torch.float32)
     tolerance(DENSE)(y, reference.dense(x, w), rows=True)
+
+
+@pytest.mark.op(DENSE, HEADS)
+@pytest.mark.level("smoke")
+def test_products_of_sums_that_cancel_keep_what_is_left(
+    backend: Backend, device: Any, tolerance: Any, generator: torch.Generator
+) -> None:
+    """A partial sum some 500 times the result: of blocks that are added in bf16 nothing right is left."""
+    rise, rest = samples.ones_and_more(generator, 6, 480), samples.ones_and_more(generator, 6, 64)
+    fall, tail = samples.ones_and_more(generator, 32, 480), samples.ones_and_more(generator, 32, 64)
+    x, w = torch.cat([rise, rise, rest], dim=1), torch.cat([fall, -fall, tail * 2.0**-6], dim=1)
+    y = backend.ops[DENSE](x.to(device), prepared(backend, device, (w, None)), out_dtype=torch.float32)
+    tolerance(DENSE)(y, reference.dense(x, w), rows=True)
+    pairs = x.view(3, 2, 1024)
+    y = backend.ops[HEADS](pairs.to(device), prepared(backend, device, (w, None), use="heads:2"))
+    tolerance(HEADS)(y, reference.einsum_heads(pairs, w), rows=True)
 
 
 @pytest.mark.op(DENSE)
@@ -269,15 +284,6 @@ def test_einsum_heads_multiplies_each_group_by_its_own_weight(
     y = backend.ops[HEADS](a, weight)
     require(y.dtype == torch.bfloat16, f"{HEADS}: dtype of the result", op=HEADS, got=y.dtype)
     tolerance(HEADS)(y, reference.einsum_heads(values, weights.weight_values(*pair)), rows=True)
-
-
-@pytest.mark.op(HEADS)
-def test_einsum_heads_of_long_sums_is_accumulated_in_fp32(
-    backend: Backend, device: Any, tolerance: Any, generator: torch.Generator
-) -> None:
-    x, w = ((1 + torch.rand(*shape, generator=generator)).bfloat16() for shape in ((3, 2, 4096), (64, 4096)))
-    y = backend.ops[HEADS](x.to(device), prepared(backend, device, (w, None), use="heads:2"))
-    tolerance(HEADS)(y, reference.einsum_heads(x, w), rows=True)
 
 
 @pytest.mark.op(HEADS)
