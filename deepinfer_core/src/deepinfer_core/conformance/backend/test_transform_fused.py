@@ -34,7 +34,6 @@ def staged(x: Tensor, rope: Any, hadamard: float | None) -> Tensor:
 
 
 @pytest.mark.op(FUSED)
-@pytest.mark.level("smoke")
 @pytest.mark.parametrize("use_rope", [False, True], ids=["", "rope"])
 @pytest.mark.parametrize("use_hadamard", [False, True], ids=["", "hadamard"])
 @pytest.mark.parametrize("cast", [None, Q8, Q4MX], ids=str)
