@@ -66,8 +66,10 @@ def plugin_findings(
     checks = dict(zip(map(id, asked), _run("plugin_checks", asked, limits.checks, trace), strict=True))
     findings: list[Finding] = []
     seen: set[str] = set()
+    served = {record.key for record in records if record.usable}
     for record in records:
-        is_needed = record.key in needed
+        # One that cannot have a name (it takes that of another, or gives way) is not needed where another one has it.
+        is_needed = record.key in needed and (record.usable or record.key not in served)
         findings.append(_static(record, is_needed, unmet.get(id(record), "")))
         result = loaded.get(id(record))
         if result is not None:

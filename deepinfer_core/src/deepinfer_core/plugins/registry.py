@@ -130,7 +130,10 @@ def _manifest_of(values: list[str], entries: set[tuple[str, str]]) -> Manifest:
 def _record(item: Found, manifest: Manifest | ManifestError) -> PluginRecord:
     good = manifest if isinstance(manifest, Manifest) else None
     table = (good and good.tables.get((item.kind, item.name))) or PluginTable(kind=item.kind, name=item.name)
-    folders = package_folders(item.top_package)
+    home = (
+        good.path.parent if good is not None else None
+    )  # the package of the manifest, so that nothing is searched twice
+    folders = [home] if home is not None and home.name == item.top_package else package_folders(item.top_package)
     return PluginRecord(
         kind=item.kind,
         name=item.name,
