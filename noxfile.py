@@ -239,7 +239,7 @@ def site(session: nox.Session) -> None:
     """The documentation as a site in build/site. A dead link, a missing anchor or a page in no index is an error."""
     session.install(*SITE_TOOLS)
     # -E: a page that did not change may link one that did.
-    session.run("sphinx-build", "-q", "-E", "-W", "-n", "--keep-going", "-d", ".nox/site", "docs", "build/site")
+    session.run("sphinx-build", "-q", "-E", "-W", "-n", "--keep-going", "-d", "build/doctrees", "docs", "build/site")
 
 
 @nox.session
