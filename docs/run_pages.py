@@ -29,6 +29,7 @@ import sysconfig
 import tempfile
 import venv
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +41,7 @@ BLOCK = re.compile(
 )
 OWN_ENVIRONMENT = "<!-- run in an environment of its own -->"
 TIMEOUT_S = 300
+MOST_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -197,20 +199,28 @@ def _own_environment(folder: Path) -> Path:
     return python
 
 
+def ran(path: Path) -> Page:
+    """The page, after its blocks ran in a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        page = Page(path, Path(folder))
+        page.run()
+    return page
+
+
 def main(arguments: list[str]) -> int:
     folders = ("tutorials", "how-to", "explanation")
     everything = [FOLDER.parent / "README.md", FOLDER / "index.md"]
     everything += [page for name in folders for page in sorted((FOLDER / name).glob("*.md"))]
     is_writing = "--write" in arguments
     failures = []
-    for path in [Path(name) for name in arguments if name != "--write"] or everything:
-        with tempfile.TemporaryDirectory() as folder:
-            page = Page(path, Path(folder))
-            page.run()
-        sys.stdout.write(f"{path}: {'failed' if page.failures else 'ok'}\n")
-        failures += page.failures
-        if is_writing and page.corrections:
-            path.write_text(page.corrected(), "utf-8")
+    pages = [Path(name) for name in arguments if name != "--write"] or everything
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_AT_ONCE)) as pool:  # a page waits for its commands
+        for page in pool.map(ran, pages):
+            sys.stdout.write(f"{page.path}: {'failed' if page.failures else 'ok'}\n")
+            sys.stdout.flush()
+            failures += page.failures
+            if is_writing and page.corrections:
+                page.path.write_text(page.corrected(), "utf-8")
     for failure in failures:
         sys.stdout.write(f"{failure}\n")
     return 1 if failures else 0
