@@ -8,6 +8,7 @@ import os
 import pytest
 
 from deepinfer_core import cli
+from deepinfer_core.cli.root import COMMANDS
 
 COMMAND = """
 import click
@@ -121,7 +122,7 @@ def test_unknown_command_names_those_of_plugins_and_the_nearest(alone, capsys):
     assert cli.main(["--plugin", "shop", "stok"]) == 2
     assert capsys.readouterr().err == (
         "deepinfer: E_USAGE: no command named 'stok'; did you mean 'stock'?\n"
-        "  reason: commands: audit, chat, doctor, generate, plugins, replay; of plugins: stock\n"
+        f"  reason: commands: {', '.join(sorted(COMMANDS))}; of plugins: stock\n"
         "  remedy: run: deepinfer --help\n"
     )
     assert not (home / "imported").exists()
