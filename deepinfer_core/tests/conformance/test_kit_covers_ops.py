@@ -32,7 +32,9 @@ def tests_by_op(tmp_path_factory) -> dict[str, int]:
     command += ["--pyargs", "deepinfer_core.conformance", "--backend", "cpu", "--level", "full", "--collect-only", "-q"]
     path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))
     environment = {**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
     assert (folder / "ops.json").exists(), done.stdout[-2000:] + done.stderr[-2000:]
     return json.loads((folder / "ops.json").read_text(encoding="utf-8"))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from deepinfer_contracts import OPS
 from deepinfer_core.conformance.failures import fail
 from deepinfer_core.conformance.run import NOTES
 from deepinfer_core.conformance.subject import Subject
@@ -39,6 +40,8 @@ def device(backend: Any) -> Any:
 def _offered(request: pytest.FixtureRequest, subject: Subject) -> None:
     """An op that ``cpu`` would fill in, and that the backend says it does not have, is skipped; a claimed one fails."""
     wanted = [need for mark in request.node.iter_markers("needs") for need in mark.args if need.startswith("op:")]
+    named = [op for mark in request.node.iter_markers("op") for op in mark.args]
+    wanted += [f"op:{op}" for op in named if not OPS[op].required]
     if not wanted:
         return
     ops = request.getfixturevalue("backend").ops

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from deepinfer_core.conformance import samples
+from deepinfer_core.conformance.backend.offered import partner
 from deepinfer_core.conformance.bitwise import require_row_invariant, require_same_bytes
 from deepinfer_core.conformance.failures import require
 from deepinfer_core.conformance.reference import formats
@@ -83,6 +84,19 @@ def test_fused_norm_is_within_a_rounding_and_the_rest_follows_from_it(
     tolerance(FUSED)(copy, norm_reference.rms(x, w, EPS))
     require_cast(result, staged(copy.cpu(), rope, 0.125), Q8)
     require_cast(backend.ops[FUSED](x.to(device), **options), staged(copy.cpu(), rope, 0.125), Q8)
+
+
+@pytest.mark.op(FUSED, "norm.rms")
+@pytest.mark.parametrize("width", [64, 512])
+def test_fused_norm_is_that_of_the_norm_op(
+    backend: Backend, device: Any, tolerance: Any, generator: torch.Generator, width: int
+) -> None:
+    """A rounding apart in at most one value of 100,000 (``spec/kernels.md`` 2.1)."""
+    x, w = samples.normal(generator, 400, width).to(device), samples.normal(generator, width).to(device)
+    fused, alone = backend.ops[FUSED](x, norm=(w, EPS)), backend.ops["norm.rms"](x, w, eps=EPS)[0]
+    tolerance(FUSED)(fused, alone.cpu())
+    apart, most = int((fused != alone).sum()), int(fused.numel() * 1e-5)
+    require(apart <= most, f"{FUSED}: values a rounding from those of norm.rms", op=FUSED, got=apart, limit=most)
 
 
 @pytest.mark.op(FUSED)
@@ -226,7 +240,9 @@ def test_fused_of_random_stages_equals_its_stages(backend: Backend, device: Any,
 def test_fused_of_what_does_not_fit_is_refused(backend: Backend, device: Any, generator: torch.Generator) -> None:
     x, w = samples.normal(generator, 4, 64).to(device), samples.normal(generator, 64).to(device)
     table, positions = table_for(device, 16), positions_for(device, 4)
-    view = backend.alloc_caches([CacheSpec("c", "swa", [CacheLayer(0, 8, "bf16", 64)])], {"swa": 2}).view("c", 0)
+    view = backend.alloc_caches(
+        [CacheSpec("c", "swa", [CacheLayer(0, 8, partner(backend, "kv"), 64)])], {"swa": 2}
+    ).view("c", 0)
     slots = torch.arange(4, dtype=torch.int32, device=device)
     for case, value, options in (
         ("an unknown stage", x, {"copy_stage": "rope"}),
