@@ -137,7 +137,7 @@ def deepinfer_sampler_create(
     model. A request's row sampler is made before the request is queued; what this raises then ends that request alone.
 
     :param name: The sampler's name.
-    :param params: Parameters of this sampler; empty for its defaults.
+    :param params: Parameters of this sampler; empty for its defaults. A name that it does not know is an error.
     :param vocab_size: Ids that may be chosen (the smaller of model and tokenizer); logits may be wider.
     :param config: All settings, frozen. ``draft_tokens`` and ``verification`` say what a sampler that verifies
         drafts has to do. None outside an engine: no drafts.
@@ -156,7 +156,8 @@ def deepinfer_logits_filter_create(name: str, params: Mapping[str, Any], vocab_s
     process that runs the model. What it raises ends that request alone.
 
     :param name: The filter's name.
-    :param params: What the request gave with the name; empty for the defaults.
+    :param params: What the request gave with the name; empty for the defaults. A name that the filter does not know is
+        an error.
     :param vocab_size: Width of the rows that the filter gets.
     :returns: The filter.
 

@@ -178,6 +178,7 @@ class RowSampler(Protocol):
         own draft is accepted if it is the token that comes back.
 
         :param logits: numpy f32 ``[rows, vocab_size]``, divided by the temperature; -inf where a token is forbidden.
+            Not to be changed: the tokens are checked against it.
         :param draws: One for each row.
         :returns: A token of the vocabulary for each row. What this raises ends the request alone.
         """
@@ -194,7 +195,8 @@ class LogitsFilter(Protocol):
     def apply(self, logits: Any, positions: Sequence[int]) -> Any:
         """The changed logits; called for the rows of one request at a time.
 
-        What is -inf before stays forbidden, whatever comes back.
+        What is -inf before stays forbidden, whatever comes back; a filter leaves it -inf. A row depends on itself and
+        its position only, so that an answer is the same with and without drafts.
 
         :param logits: numpy f32 ``[rows, vocab_size]``, a copy that may be changed.
         :param positions: Absolute index of the token of each row, within prompt and answer.
@@ -233,7 +235,8 @@ class Matcher(Protocol):
         """Write the tokens that are allowed next, end tokens included, into every word of ``mask``.
 
         ``mask``: int32 ``[ceil(vocab_size / 32)]``, numpy; bit ``v % 32`` of word ``v // 32``, least significant first,
-        is 1 where token ``v`` is allowed. Not called behind an end token.
+        is 1 where token ``v`` is allowed. Bits beyond the vocabulary are 0: a mask without any bit is a dead end. Not
+        called behind an end token.
         """
 
     def rollback(self, n: int) -> None:
