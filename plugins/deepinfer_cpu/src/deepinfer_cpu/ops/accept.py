@@ -48,6 +48,10 @@ def verify(
     rows, first = logits.shape[0], params.first_row.long()
     if first.dim() != 1 or int(first[-1]) != rows or bool((first.diff() < 1).any()):
         raise shape_error("sample.verify", "first_row", f"rising, from 0 to {rows}", first.tolist())
+    if mode not in ("rejection", "coupled"):
+        raise shape_error("sample.verify", "mode", "'rejection' or 'coupled'", mode)
+    if draft is not None and draft.tokens.shape != (rows,):
+        raise shape_error("sample.verify", "draft.tokens", [rows], list(draft.tokens.shape))
     if mode == "rejection" and draft is not None and draft.logprobs.shape != logits.shape:
         raise shape_error("sample.verify", "draft.logprobs", list(logits.shape), list(draft.logprobs.shape))
     logq = sampling.logprobs(logits, params)

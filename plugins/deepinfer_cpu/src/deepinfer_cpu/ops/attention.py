@@ -16,7 +16,7 @@ from attrs import frozen
 from torch import Tensor
 
 from deepinfer_cpu.caches import CacheView
-from deepinfer_cpu.contracts import shape_error
+from deepinfer_cpu.contracts import INTEGERS, check_like, shape_error
 from deepinfer_cpu.ops import cache
 from deepinfer_cpu.scalars import f32
 
@@ -59,7 +59,8 @@ def sparse_prefill(
     :returns: out ``[T, h, D]`` in the dtype of ``q`` and lse fp32 ``[T, h]`` (natural log, without sink, +inf when no
         key is valid; such a row of ``out`` is 0).
     """
-    _check("attn.sparse_prefill", q, indices)
+    _check("attn.sparse_prefill", q, indices, lengths)
+    _check_heads("attn.sparse_prefill", q, sink, out)
     if kv.dim() != 2 or kv.shape[1] != q.shape[2]:
         raise shape_error("attn.sparse_prefill", "kv", f"[S, {q.shape[2]}]", list(kv.shape))
     if round_probs is None:
@@ -103,14 +104,19 @@ def sparse_decode(
     ``idx`` int32 ``[T, k1]`` are physical slots of ``window``, ``extra_idx`` ``[T, k2]`` of ``extra``; -1 is invalid.
     Only the rows that are asked for are dequantised.
     """
-    _check("attn.sparse_decode", q, idx)
+    _check("attn.sparse_decode", q, idx, lengths)
+    _check_heads("attn.sparse_decode", q, sink, out)
     if window.width != q.shape[2]:
         raise shape_error("attn.sparse_decode", "window", f"entries of {q.shape[2]} values", window.width)
     if round_probs is None:
         round_probs = q.dtype != torch.float32
     sources = [(window, idx.numpy(), lengths)]
+    if (extra is None) != (extra_idx is None):
+        raise shape_error("attn.sparse_decode", "extra, extra_idx", "given together", (extra, extra_idx))
     if extra is not None and extra_idx is not None:
-        _check("attn.sparse_decode", q, extra_idx)
+        _check("attn.sparse_decode", q, extra_idx, extra_lengths)
+        if extra.width != window.width:
+            raise shape_error("attn.sparse_decode", "extra", f"entries of {window.width} values", extra.width)
         sources.append((extra, extra_idx.numpy(), extra_lengths))
     total = sum(where.shape[1] for _, where, _ in sources)
     step = max(1, GATHER_VALUES // max(1, total * q.shape[2]))
@@ -127,11 +133,22 @@ def sparse_decode(
     return result, lse
 
 
-def _check(op: str, q: Tensor, indices: Tensor) -> None:
+def _check(op: str, q: Tensor, indices: Tensor, lengths: Tensor | None) -> None:
     if q.dim() != 3:
         raise shape_error(op, "q", "[T, heads, D]", list(q.shape))
     if indices.dim() != 2 or indices.shape[0] != q.shape[0]:
         raise shape_error(op, "indices", f"[{q.shape[0]}, k]", list(indices.shape))
+    if indices.dtype not in INTEGERS:
+        raise shape_error(op, "indices", "integers", indices.dtype)
+    if lengths is not None:
+        check_like(op, "lengths", lengths, q.shape[:1], *INTEGERS)
+
+
+def _check_heads(op: str, q: Tensor, sink: Tensor | None, out: Tensor | None) -> None:
+    if sink is not None:
+        check_like(op, "sink", sink, q.shape[1:2])
+    if out is not None:
+        check_like(op, "out", out, q.shape, q.dtype)
 
 
 def _gather(sources: list[tuple[CacheView, cache.Slots, Tensor | None]], rows: slice) -> tuple[Tensor, Mask]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from deepinfer_core.types import CacheSpec
 from deepinfer_cpu.caches import CacheView, CpuCaches
-from deepinfer_cpu.contracts import shape_error
+from deepinfer_cpu.contracts import FLOATS, INTEGERS, check_like, shape_error
 from deepinfer_cpu.formats import CacheFormat
 from deepinfer_cpu.ops.quant import scale_groups
 from deepinfer_cpu.tensors import DECODE_DATA, ENCODE_DATA, QuantTensor, decode_scale, encode_scale
@@ -50,6 +50,9 @@ def store(kv: Tensor, view: CacheView, slots: Tensor, *, want_values: bool = Fal
     """
     if kv.dim() != 2 or kv.shape[1] != view.width or kv.shape[0] != slots.shape[0]:
         raise shape_error("cache.store", "kv", f"[{slots.shape[0]}, {view.width}]", list(kv.shape))
+    if kv.dtype not in FLOATS:
+        raise shape_error("cache.store", "kv", "bf16 or fp32", kv.dtype)
+    check_like("cache.store", "slots", slots, kv.shape[:1], *INTEGERS)
     where = slots.numpy()
     kept = None
     if where.size == 0 or where.min() < 0:
@@ -149,10 +152,12 @@ def load_segments(
     Unit -1 gives zeros, and so does a row that no segment names.
 
     :returns: ``[total, width]`` of ``dtype``, or a QuantTensor for quantised index formats.
-    :raises ShapeContractError: ``segments`` is not ``[m, 4]``.
+    :raises ShapeContractError: ``segments`` is not ``[m, 4]``, or ``out`` has another shape.
     """
-    if segments.dim() != 2 or segments.shape[1] != 4:
-        raise shape_error("cache.load_segments", "segments", "[m, 4]", list(segments.shape))
+    if segments.dim() != 2 or segments.shape[1] != 4 or segments.dtype not in INTEGERS:
+        raise shape_error("cache.load_segments", "segments", "integers [m, 4]", (segments.dtype, list(segments.shape)))
+    if out is not None:
+        check_like("cache.load_segments", "out", out, (total, view.width), *FLOATS)
     runs = segments.numpy().astype(np.int64)
     runs = runs[runs[:, 0] >= 0]
     lengths = runs[:, 2] - runs[:, 1]

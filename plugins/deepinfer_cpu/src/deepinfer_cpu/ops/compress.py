@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer_cpu.contracts import shape_error
+from deepinfer_cpu.contracts import INTEGERS, check_like, shape_error
 
 
 def combine(scores: Tensor, latents: Tensor) -> Tensor:
@@ -57,6 +57,11 @@ def prefill(
     """
     _check("compress.prefill", score, latent, state)
     ring = state.shape[1]
+    if ring < ratio:
+        raise shape_error("compress.prefill", "state", f"a ring of at least {ratio} rows", ring)
+    check_like("compress.prefill", "state_slot", state_slot, (cu_q.numel() - 1,), *INTEGERS)
+    check_like("compress.prefill", "cu_k", cu_k, cu_q.shape, *INTEGERS)
+    check_like("compress.prefill", "cu_c", cu_c, cu_q.shape, *INTEGERS)
     cq, ck, cc = (t.numpy().astype(np.int64) for t in (cu_q, cu_k, cu_c))
     slots = state_slot.numpy().astype(np.int64)
     q, end = np.diff(cq), np.diff(ck)
@@ -112,6 +117,8 @@ def decode(
     ring = state.shape[1]
     if ring < ratio + max_q - 1:
         raise shape_error("compress.decode", "state", f"a ring of at least {ratio + max_q - 1} rows", ring)
+    check_like("compress.decode", "state_slot", state_slot, score.shape[:1], *INTEGERS)
+    check_like("compress.decode", "context_lens", context_lens, score.shape[:1], *INTEGERS)
     slots, length = state_slot.numpy().astype(np.int64), context_lens.numpy().astype(np.int64)
     out = torch.zeros(score.shape, dtype=dtype)
     real = np.flatnonzero((slots >= 0) & (length > 0))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from deepinfer_cpu.contracts import shape_error
+from deepinfer_cpu.contracts import check_like, shape_error
 
 
 def feed_tokens(
@@ -45,6 +45,10 @@ def feed_tokens(
     n, q = fresh.shape
     if seqlens_q.shape[0] != n:
         raise shape_error("meta.feed_tokens", "seqlens_q", f"[{n}]", list(seqlens_q.shape))
+    if remap is not None:
+        check_like("meta.feed_tokens", "remap", remap, (n,))
+    if drafts is not None and drafts.shape[1:] != (q - 1,):
+        raise shape_error("meta.feed_tokens", "drafts", f"[M, {q - 1}]", list(drafts.shape))
     current, mapped, source = _current_tokens(fresh, remap, sampled, drafts, vocab_size)
     if total_q == n and q == 1:
         row, local = None, None
@@ -85,6 +89,9 @@ def correct_lengths(
     accepted = accepted.reshape(-1)
     if not accepted.shape[0]:
         raise shape_error("meta.correct_lengths", "accepted", "the rows of the step before", [0])
+    for name, value in (("seqlens_q", seqlens_q), ("remap", remap)):
+        if value is not None:
+            check_like("meta.correct_lengths", name, value, start.shape)
     source, mapped = _sources(remap, start.shape[0], accepted)
     rejected = num_draft - accepted[source].clamp(0, num_draft)
     return (start + seqlens_q - rejected.masked_fill(~mapped, 0)).to(torch.int32)

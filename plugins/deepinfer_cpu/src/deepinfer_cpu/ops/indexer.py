@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from deepinfer_cpu.caches import CacheView
-from deepinfer_cpu.contracts import shape_error
+from deepinfer_cpu.contracts import check_like, shape_error
 from deepinfer_cpu.ops import cache
 from deepinfer_cpu.tensors import QuantTensor
 
@@ -48,13 +48,24 @@ def logits(
     query, w = _values(q), weights.float()
     if query.dim() != 3 or w.shape != query.shape[:2]:
         raise shape_error("index.logits", "weights", f"{list(query.shape[:2])}", list(w.shape))
+    rows, width = query.shape[0], query.shape[2]
+    key_width = keys.width if isinstance(keys, CacheView) else keys.shape[-1]
+    if key_width != width:
+        raise shape_error("index.logits", "keys", f"of {width} values", key_width)
+    if candidates is not None and (candidates.dim() != 2 or candidates.shape[0] != rows):
+        raise shape_error("index.logits", "candidates", f"[{rows}, nb]", list(candidates.shape))
     if isinstance(keys, CacheView):
         if context_lens is None or block_table is None:
             raise shape_error("index.logits", "context_lens, block_table", "given with a cache view", None)
+        check_like("index.logits", "context_lens", context_lens, (rows,))
+        if block_table.dim() != 2 or block_table.shape[0] != rows:
+            raise shape_error("index.logits", "block_table", f"[{rows}, MB]", list(block_table.shape))
         scores = _paged(query, w, keys, context_lens, block_table, max_k)
     else:
         if span is None:
             raise shape_error("index.logits", "span", "given with gathered keys", None)
+        for bound in span:
+            check_like("index.logits", "span", bound, (rows,))
         scores = _spans(query, w, _values(keys), span[0].numpy(), span[1].numpy(), max_k)
     if candidates is not None:
         scores.masked_fill_(~candidate_mask(candidates, scores.shape[1], block), -math.inf)
@@ -151,6 +162,12 @@ def topk(
     if scores.dim() != 2 or end.shape[0] != scores.shape[0]:
         raise shape_error("index.topk", "end", f"[{scores.shape[0]}]", list(end.shape))
     rows, n = scores.shape
+    if k < 1:
+        raise shape_error("index.topk", "k", "at least 1", k)
+    if offset is not None:
+        check_like("index.topk", "offset", offset, end.shape)
+    if out is not None:
+        check_like("index.topk", "out", out, (rows, k))
     column = torch.arange(n, dtype=torch.int32)
     open_ = (column < end.unsqueeze(1)) & (scores > -math.inf)
     if n > k:
@@ -182,7 +199,10 @@ def block_max(scores: Tensor, valid: Tensor, block: int) -> tuple[Tensor, Tensor
     :param valid: int32 ``[T]``, visible columns of each row.
     :returns: fp32 block scores (-inf: nothing visible) and int32 ``[T]`` counts of blocks that have a visible entry.
     """
+    if scores.dim() != 2 or block < 1:
+        raise shape_error("index.block_max", "scores, block", "[T, n] and at least 1", (list(scores.shape), block))
     rows, n = scores.shape
+    check_like("index.block_max", "valid", valid, (rows,))
     blocks = -(-n // block)
     padded = torch.full((rows, blocks * block), -math.inf)
     padded[:, :n] = scores
@@ -196,6 +216,10 @@ def block_max(scores: Tensor, valid: Tensor, block: int) -> tuple[Tensor, Tensor
 
 def restore(compact: Tensor, candidates: Tensor, block: int, *, offset: Tensor | None = None) -> Tensor:
     """Compact positions ``[T, k]`` inside the candidate blocks ``[T, nb]`` -> positions, in place; missing -> -1."""
+    if compact.dim() != 2 or candidates.dim() != 2 or candidates.shape[0] != compact.shape[0]:
+        raise shape_error("index.restore", "candidates", f"[{compact.shape[0]}, nb]", list(candidates.shape))
+    if offset is not None:
+        check_like("index.restore", "offset", offset, compact.shape[:1])
     position = compact.long()
     which = position.div(block, rounding_mode="floor")
     missing = (position < 0) | (which >= candidates.shape[1])

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from deepinfer_cpu.contracts import shape_error
+from deepinfer_cpu.contracts import check_like, shape_error
 
 PLACEHOLDER_QUERY = 998244353
 """Query index of a row that belongs to no request."""
@@ -63,6 +63,8 @@ def compressed_index(
 
 def index_cat(window: Tensor, compressed: Tensor, offset: int) -> Tensor:
     """``[window | compressed + offset]``, -1 kept; int32 ``[T, W + k]``."""
+    if window.shape[0] != compressed.shape[0]:
+        raise shape_error("meta.index_cat", "compressed", f"{window.shape[0]} rows", list(compressed.shape))
     return torch.cat([window, torch.where(compressed < 0, compressed, compressed + offset)], dim=1)
 
 
@@ -73,6 +75,8 @@ def logical_to_slot(entries: Tensor, block_table: Tensor, per_block: int, *, con
     """
     if entries.shape[0] != block_table.shape[0]:
         raise shape_error("meta.logical_to_slot", "block_table", f"{entries.shape[0]} rows", block_table.shape[0])
+    if context is not None:
+        check_like("meta.logical_to_slot", "context", context, entries.shape[:1])
     absent = entries < 0
     if context is not None:
         absent |= entries >= context.unsqueeze(1)
@@ -89,6 +93,8 @@ def block_tables(tables: Tensor, query_indices: Tensor) -> Tensor:
 
 def gather_rows(x: Tensor, idx: Tensor) -> Tensor:
     """``x[idx[i]]``, zeros where ``idx[i]`` is out of range; any dtype."""
+    if idx.dim() != 1:
+        raise shape_error("meta.gather_rows", "idx", "[n]", list(idx.shape))
     outside = (idx < 0) | (idx >= x.shape[0])
     rows = x[idx.long().masked_fill(outside, 0)] if x.shape[0] else x.new_zeros(idx.shape[0], *x.shape[1:])
     return rows.masked_fill_(outside.view(-1, *[1] * (x.dim() - 1)), 0)
@@ -115,6 +121,10 @@ def decode_metadata(
     :param valid: bool ``[T]``, False marks placeholder rows; None means all are real.
     """
     n = seqlens_q.shape[0]
+    for name, per_request in (("seqlens_k", seqlens_k), ("state_slot", state_slot), ("swa_slot", swa_slot)):
+        check_like("meta.decode_metadata", name, per_request, (n,))
+    if block_tables.dim() != 2 or block_tables.shape[0] != n:
+        raise shape_error("meta.decode_metadata", "block_tables", f"[{n}, MB]", list(block_tables.shape))
     total = None if valid is None else valid.shape[0]
     rows = torch.repeat_interleave(torch.arange(n, dtype=torch.int32), seqlens_q, output_size=total)
     r = rows.long()

@@ -24,6 +24,9 @@ def mask(logits: Tensor, bitmask: Tensor, reqs: Tensor, first_row: Tensor, step:
     :param first_row: int32 ``[N + 1]``, rows of request r are ``[first_row[r], first_row[r + 1])``; a step past them is
         ignored.
     """
+    if logits.dim() != 2 or bitmask.dim() != 2 or bitmask.dtype != torch.int32:
+        got = (list(logits.shape), list(bitmask.shape), bitmask.dtype)
+        raise shape_error("sample.mask", "logits, bitmask", "[R, V] and int32 [n, words]", got)
     vocab = logits.shape[1]
     if bitmask.shape[1] != -(-vocab // 32) or bitmask.shape[0] != reqs.shape[0]:
         raise shape_error("sample.mask", "bitmask", f"[{reqs.shape[0]}, {-(-vocab // 32)}]", list(bitmask.shape))
@@ -86,6 +89,10 @@ def draw(logprobs: Tensor, seeds: Tensor, positions: Tensor, *, case: int = 0) -
 
     :param seeds: 64-bit patterns ``[R]`` (int64 or uint64); ``positions`` absolute index of the token drawn ``[R]``.
     """
+    rows = logprobs.shape[0] if logprobs.dim() == 2 else -1
+    if seeds.numel() != rows or positions.numel() != rows:
+        got = (list(logprobs.shape), list(seeds.shape), list(positions.shape))
+        raise shape_error("sample.draw", "logprobs, seeds, positions", "[R, V], [R] and [R]", got)
     seed = seeds.cpu().numpy().astype(np.uint64, copy=False).reshape(-1)
     h = key(seed, positions.cpu().numpy().astype(np.uint64), case)
     probs = logprobs.exp().nan_to_num_(0.0)  # a row of NaN is the sampler's to report; here it must not break others
