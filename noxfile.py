@@ -197,6 +197,24 @@ def unit(session: nox.Session, distribution: str) -> None:
     run_tests(session, "-m", "not slow", f"{needed[-1]}/tests")
 
 
+@nox.session
+def skew(session: nox.Session) -> None:
+    """Plugins and cores of neighbouring versions: the last frozen wheels where there are any, and synthetic plugins."""
+    session.install("--compile-bytecode", TORCH, *built(session, *TORCHLESS, *PLUGINS), *TEST_TOOLS)
+    run_tests(session, "-m", "not slow", "tests/fakeplugins/test_skew.py")
+    frozen = sorted((ROOT / "snapshots").glob("*/"), key=lambda folder: tuple(map(int, folder.name.split("."))))
+    if not frozen:
+        session.log("snapshots/ is empty: nothing was released yet")
+        return
+    for core, plugins in ((TORCHLESS, None), (None, PLUGINS)):  # old plugins on the new core, and the reverse
+        new = built(session, *(core or plugins or ()))
+        taken = {Path(wheel).name.split("-")[0] for wheel in new}
+        old = [str(wheel) for wheel in frozen[-1].glob("*.whl") if wheel.name.split("-")[0] not in taken]
+        session.install("--force-reinstall", "--no-deps", *new, *old)
+        session.run("deepinfer", "doctor", "--backend", "cpu", env=TEST_ENV)
+        session.run("deepinfer", "generate", "--backend", "cpu", "--max-tokens", "16", "import os", env=TEST_ENV)
+
+
 @nox.session(python=["3.11", "3.12", "3.13"])
 def torchless(session: nox.Session) -> None:
     """What needs no torch, installed from wheels, on each Python. That of 3.11 is left to the nightly."""
@@ -267,8 +285,8 @@ def ci(session: nox.Session) -> None:
 @nox.session
 def nightly(session: nox.Session) -> None:
     """The long tests: whole perplexity texts, every split, long random schedules; and all others under ``-O``. Then
-    each distribution's tests by themselves, and what needs no torch on 3.11."""
-    for name in ("torchless-3.11", *(f"unit({distribution})" for distribution in UNITS)):
+    each distribution's tests by themselves, what needs no torch on 3.11, and neighbouring versions."""
+    for name in ("torchless-3.11", "skew", *(f"unit({distribution})" for distribution in UNITS)):
         session.notify(name)
     install_all(session, *TEST_TOOLS)
     install_grammars(session)

@@ -21,11 +21,10 @@ pytestmark = pytest.mark.compiled
 NATIVE = Path(__file__).resolve().parents[1]
 CONTRACTS = NATIVE.parent / "contracts"
 LOAD = """
-from deepinfer_core.assembly.native_core import load_native
-from deepinfer_core.errors import ContractError
+from deepinfer_contracts import ContractMismatch
 try:
-    load_native()
-except ContractError as error:
+    import deepinfer_native
+except ContractMismatch as error:
     print(error)
 """
 BUILD = """

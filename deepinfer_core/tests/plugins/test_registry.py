@@ -91,6 +91,7 @@ def test_registry_says_who_owns_a_reserved_name(site):
     assert str(record.error) == (
         "E_MANIFEST: backend cuda (squatter 1.0) has an invalid description: the name 'cuda' is reserved for "
         "deepinfer-cuda\n"
+        "  reason: no other distribution gets it unless a setting says so, so that none can slip in under that name\n"
         '  remedy: set plugins.prefer."backend:cuda" = "squatter" if you want this plugin in its place'
     )
 

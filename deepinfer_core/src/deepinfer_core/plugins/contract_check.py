@@ -21,6 +21,7 @@ def contract_difference(record: str, fields: int, chain: str, chains: Sequence[s
             name, form = ours.fields[place]
             return f"at field {place}, {name}, which is {form} here", name
     if fields >= len(ours.chain):
-        return f"it reads {fields} fields, and the record here has {len(ours.fields)}", ""
+        last = ours.fields[-1][0]
+        return f"it reads {fields} fields, and the record here has {len(ours.fields)}, up to {last}", ""
     here = f"{ours.chain[fields]:016x}"
     return None if here == chain else (f"chain after field {fields} is {chain} there and {here} here", "")

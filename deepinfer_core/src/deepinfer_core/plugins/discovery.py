@@ -112,15 +112,30 @@ def _name_and_version(dist: metadata.Distribution) -> tuple[str, str]:
 
 def is_editable(dist: metadata.Distribution) -> bool:
     """Whether the distribution is installed in place (PEP 610): then its files need not be those of its version."""
+    info = _direct_url(dist).get("dir_info")
+    return isinstance(info, dict) and info.get("editable") is True
+
+
+def editable_folder(dist: metadata.Distribution) -> Path | None:
+    """The folder that the distribution was installed in place from; None where it was not."""
+    url = _direct_url(dist).get("url")
+    if not is_editable(dist) or not isinstance(url, str) or not url.startswith("file:"):
+        return None
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname  # 20 ms, only for a message
+
+    return Path(url2pathname(urlsplit(url).path))
+
+
+def _direct_url(dist: metadata.Distribution) -> dict[str, object]:
     text = dist.read_text("direct_url.json")
     if text is None:
-        return False
+        return {}
     try:
         record = json.loads(text)
     except ValueError:
-        return False
-    info = record.get("dir_info") if isinstance(record, dict) else None
-    return isinstance(info, dict) and info.get("editable") is True
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def package_folders(top_package: str) -> list[Path]:

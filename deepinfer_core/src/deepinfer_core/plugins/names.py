@@ -32,5 +32,6 @@ def name_problem(kind: str, name: str, distribution: str, prefer: Mapping[str, s
         return None
     return ManifestError(
         f"the name {name!r} is reserved for {owner or 'first-party plugins'}",
+        reason="no other distribution gets it unless a setting says so, so that none can slip in under that name",
         remedy=f'set plugins.prefer."{kind}:{name}" = "{distribution}" if you want this plugin in its place',
     )

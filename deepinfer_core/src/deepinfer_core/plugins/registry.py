@@ -120,7 +120,9 @@ def _manifest_of(values: list[str], entries: set[tuple[str, str]]) -> Manifest:
     manifest = read_manifest(values[0])
     for kind, name in manifest.tables:
         if (kind, name) not in entries:
-            raise ManifestError(f"{manifest.path.name}: {kind} {name!r} has no entry point in group deepinfer.{kind}s")
+            guess = did_you_mean(name, [entry for entry_kind, entry in entries if entry_kind == kind])
+            where = f"has no entry point in group deepinfer.{kind}s"
+            raise ManifestError(f"{manifest.path.name}: {kind} {name!r} {where}{guess}")
     for kind, name in sorted(entries):
         if (kind, name) not in manifest.tables:
             raise ManifestError(f"{manifest.path.name}: entry point {name!r} has no table [[{kind}]]")
@@ -130,9 +132,7 @@ def _manifest_of(values: list[str], entries: set[tuple[str, str]]) -> Manifest:
 def _record(item: Found, manifest: Manifest | ManifestError) -> PluginRecord:
     good = manifest if isinstance(manifest, Manifest) else None
     table = (good and good.tables.get((item.kind, item.name))) or PluginTable(kind=item.kind, name=item.name)
-    home = (
-        good.path.parent if good is not None else None
-    )  # the package of the manifest, so that nothing is searched twice
+    home = good.path.parent if good is not None else None  # that of the manifest: nothing is searched twice
     folders = [home] if home is not None and home.name == item.top_package else package_folders(item.top_package)
     return PluginRecord(
         kind=item.kind,

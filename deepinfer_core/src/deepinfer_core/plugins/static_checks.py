@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.machinery import PathFinder
+
 from deepinfer_core import API_VERSION
 from deepinfer_core.config import PluginSettings
 from deepinfer_core.errors import ApiVersionError, ContractError, DeepInferError, ManifestError, PluginError
+from deepinfer_core.plugins.discovery import editable_folder
 from deepinfer_core.plugins.manifest import Manifest
 from deepinfer_core.plugins.names import FIRST_PARTY_DISTRIBUTIONS, name_problem
 from deepinfer_core.plugins.record import PluginRecord, State
@@ -25,7 +28,7 @@ def check_static(record: PluginRecord, manifest: Manifest | ManifestError, setti
             disabled,
         )
         return
-    wrong = manifest if isinstance(manifest, ManifestError) else None
+    wrong = (_not_there(record) or manifest) if isinstance(manifest, ManifestError) else None
     problem = name_problem(record.kind, record.name, record.distribution, settings.prefer) or wrong
     if problem is not None:
         record.end("invalid", "manifest", _of_plugin(record, problem), problem.what)
@@ -35,7 +38,9 @@ def check_static(record: PluginRecord, manifest: Manifest | ManifestError, setti
     incompatible = _api_problem(record, record.manifest) or _contract_problem(record, record.manifest)
     if incompatible is not None:
         state: State = "invalid" if isinstance(incompatible, ManifestError) else "incompatible"
-        phase, note = "contract", ""
+        phase, note = (
+            ("manifest", f"api {record.manifest.api!r} is no version range") if state == "invalid" else ("contract", "")
+        )
         if isinstance(incompatible, ApiVersionError):
             phase, note = "api", f"needs API {record.manifest.api}; core has {core_api()}"
         record.end(state, phase, incompatible, note)
@@ -54,8 +59,29 @@ def _of_plugin(record: PluginRecord, problem: ManifestError) -> ManifestError:
     """The problem, told as one of this plugin."""
     return ManifestError(
         f"{record.title} has an invalid description: {problem.what}",
-        reason=problem.reason,
+        reason=problem.reason or f"nothing of {record.distribution} is imported unless its description is sound",
         remedy=problem.remedy or f"ask the authors of {record.distribution}, or pip uninstall it",
+    )
+
+
+def _not_there(record: PluginRecord) -> ManifestError | None:
+    """That the distribution is registered, and its package is gone: nobody's authors are to blame for that."""
+    if record.folder is not None:
+        return None
+    folder = editable_folder(record.entry.dist) if record.entry.dist is not None else None
+    if folder is not None and not folder.is_dir():
+        return ManifestError(
+            f"the folder {folder} is gone",
+            reason=f"{record.distribution} was installed in place from there (pip install -e)",
+            remedy=f"pip install it from where it is now, or pip uninstall {record.distribution}",
+        )
+    package = record.entry.value.partition(":")[0].partition(".")[0].strip()
+    if PathFinder.find_spec(package) is not None:
+        return None  # a module, which is told as such
+    return ManifestError(
+        f"its package {package} is not there",
+        reason="only its metadata is left, or a file that the package needs is missing",
+        remedy=f"pip install --force-reinstall {record.distribution}, or pip uninstall it",
     )
 
 
