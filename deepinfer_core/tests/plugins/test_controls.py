@@ -14,6 +14,7 @@ from deepinfer_core import cli
 from deepinfer_core.assembly.assemble import assemble
 from deepinfer_core.doctor.diagnose import Scope, diagnose
 from deepinfer_core.doctor.settings_checks import resolve
+from deepinfer_core.doctor.text import as_text
 from deepinfer_core.errors import ApiVersionError, BackendUnavailable, PluginError, PluginMissing
 from deepinfer_core.plugins import discovery
 from deepinfer_core.plugins.hooks import Hooks
@@ -115,6 +116,19 @@ def test_trace_of_a_probe_does_not_stand_for_what_a_crashing_driver_printed(site
     with pytest.raises(BackendUnavailable, match="libtoy: fatal"):
         select_backend(manager, Requirements())
     assert "\x1f" not in capsys.readouterr().err
+
+
+def test_listing_and_doctor_show_the_records_that_compiled_code_reads(alone, sources, capsys):
+    from deepinfer_core.records import CONTRACTS
+
+    text = f"SchedulerOutputs 3 {CONTRACTS['SchedulerOutputs'].chain[3]:016x}"
+    manifest = f'schema = 1\napi = ">=1.0,<2"\n[contracts.SchedulerOutputs]\nfields = 3\nchain = "{text[-16:]}"\n'
+    alone.add("toy", sources["backend"], manifest=manifest + '[[backend]]\nname = "toy"\nsummary = "A toy"\n')
+    assert cli.main(["plugins", "toy"]) == 0
+    assert f"contracts     {text}\n" in capsys.readouterr().out
+    report = diagnose(resolve({}, None), Scope("toy"), {}, entries=alone.entries())
+    assert report.findings[0].lines == [f"contract {text}"]
+    assert as_text(report).splitlines()[2].strip() == f"contract {text}"
 
 
 # --- strict mode ----------------------------------------------------------------------------------------------------

@@ -148,6 +148,7 @@ def record_data(record: PluginRecord, commands: Sequence[PluginCommand] = ()) ->
         "entry": record.entry.value,
         "api": record.manifest.api if record.manifest else None,
         "manifest": record.manifest.sha256 if record.manifest else None,
+        "contracts": record.contracts,
         "claims": sorted(record.table.claims),
         "architectures": list(record.table.architectures),
         "commands": [command.typed for command in commands if command.owner is record],

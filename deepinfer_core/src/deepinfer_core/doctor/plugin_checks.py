@@ -127,6 +127,7 @@ def _static(record: PluginRecord, needed: bool, unmet: str) -> Finding:
         "entry": record.entry.value,
         "folder": str(record.folder) if record.folder else None,
         "editable": record.editable,
+        "contracts": record.contracts,
         "installed": True,
     }
     title = f"{record.distribution} {record.version}" + (" (editable)" if record.editable else "")
@@ -144,7 +145,9 @@ def _static(record: PluginRecord, needed: bool, unmet: str) -> Finding:
             needed=needed,
             data={**data, "available": False, "reasons": [unmet]},
         )
-    return Finding(record.key, "plugin", "ok", f"{title}, {record.table.summary}", needed=needed, data=data)
+    lines = [f"contract {text}" for text in record.contracts]
+    summary = f"{title}, {record.table.summary}"
+    return Finding(record.key, "plugin", "ok", summary, needed=needed, data=data, lines=lines)
 
 
 def _import(record: PluginRecord, loaded: _Loaded, needed: bool) -> Iterator[Finding]:

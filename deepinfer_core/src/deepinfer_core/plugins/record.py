@@ -86,6 +86,12 @@ class PluginRecord:
         return self.table.summary if self.usable else self.note or self.reason
 
     @property
+    def contracts(self) -> list[str]:
+        """``SchedulerOutputs 14 9f31c05be2a4d7f0``: what its compiled code reads, by its manifest."""
+        tables = self.manifest.contracts if self.manifest else {}
+        return [f"{name} {table.fields} {table.chain}" for name, table in sorted(tables.items())]
+
+    @property
     def short_location(self) -> str:
         """``site-packages/acme``: enough to see a stale installation; :attr:`folder` has the whole path."""
         if self.folder is None:
