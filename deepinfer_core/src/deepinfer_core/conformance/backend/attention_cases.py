@@ -15,17 +15,12 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from deepinfer_core.conformance import tolerances
 from deepinfer_core.conformance.arena import LAYERS, MAIN, SWA, UNITS, Arena, specs
 from deepinfer_core.conformance.backend.offered import partner
 from deepinfer_core.conformance.failures import require_equal
 from deepinfer_core.conformance.model_sizes import ModelSizes, offered_heads
 from deepinfer_core.conformance.reference import attention as reference
 from deepinfer_core.types import CacheLayer, CacheSpec
-
-LSE = "A(1e-6, 8.01/65536)"
-"""Class of the log-sum-exp (``spec/kernels.md`` 2.3)."""
-
 
 KEY_SIZE = 0.25
 """Standard deviation of keys. The classes have an absolute part; rounded probabilities use it up with larger ones."""
@@ -72,17 +67,17 @@ def sinks(heads: int, generator: torch.Generator, visible: int) -> Tensor:
 
 
 def judge(
-    check: Any, op: str, got: Any, expected: tuple[Tensor, Tensor], dtype: torch.dtype, cosine: float, **facts: object
+    tolerance: Any, op: str, got: Any, expected: tuple[Tensor, Tensor], dtype: torch.dtype, **facts: object
 ) -> None:
     """Output and log-sum-exp in their classes, and the direction of each row of the output."""
     __tracebackhide__ = True
     out, lse = got
     require_equal(out.dtype, dtype, "the output has the dtype of the query", op=op, **facts)
     require_equal(lse.dtype, torch.float32, "the log-sum-exp is fp32", op=op, **facts)
-    check(out, expected[0], **facts)
-    tolerances.check(lse, expected[1], LSE, op=op, part="lse", **facts)
-    for t in range(out.shape[0]):
-        tolerances.check(out[t], expected[0][t], f"C({cosine})", op=op, part=f"direction of row {t}", **facts)
+    tolerance(op)(out, expected[0], **facts)
+    tolerance(op, output="lse")(lse, expected[1], **facts)
+    if out.shape[0]:
+        tolerance(op, output="cosine")(out.flatten(1), expected[0].flatten(1), rows=True, **facts)
 
 
 def prefill_reference(

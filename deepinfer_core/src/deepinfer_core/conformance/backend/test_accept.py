@@ -215,7 +215,7 @@ def test_coupled_tokens_do_not_depend_on_the_drafts(backend: Any, device: Any, g
         require_equal(out, tokens[: right + 1], "tokens with drafts", op=OP, case=f"{right} right drafts")
 
 
-@pytest.mark.needs("feature:batch_invariant")
+@pytest.mark.needs("feature:deterministic_sampling")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_request_gives_the_same_alone_and_in_a_batch(backend: Any, device: Any, generator: Any, mode: Mode) -> None:
     counts = [2, 1, 5, 3, 6]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from deepinfer_core.conformance.arena import INDEX, LAYERS, MAIN, STATE, SWA, UNITS, Arena, random_entries, specs
-from deepinfer_core.conformance.backend.offered import partner, require_format
+from deepinfer_core.conformance.backend.offered import formats, partner, require_format
 from deepinfer_core.conformance.failures import require, require_equal
 from deepinfer_core.conformance.model_sizes import BOTH, RELEASED, SMALL, ModelSizes
 from deepinfer_core.conformance.reference import cache as reference
@@ -140,6 +140,23 @@ def test_store_returns_the_values_it_stored_on_request(
         arena.expect("cache.store", case=f"slots {slots}")
         expected = reference.decode(*reference.encode(kv, arena.layout), arena.layout, width)
         tolerance("cache.store")(values.to(torch.float64), expected.float().double(), case=f"values of slots {slots}")
+
+
+@pytest.mark.op("cache.store", "cache.load_segments")
+@pytest.mark.level("smoke")
+@pytest.mark.parametrize(("kind", "fmt"), [
+    pytest.param("kv", "v41_fp4", marks=pytest.mark.needs("feature:fp4_cache")),
+    pytest.param("index", "index_fp8", marks=pytest.mark.needs("feature:fp8_index_f32sf")),
+])  # fmt: skip
+def test_the_format_of_a_claimed_feature_is_there(
+    backend: Any, device: Any, generator: Any, kind: str, fmt: str
+) -> None:
+    require(fmt in formats(backend, kind), "a feature is claimed whose format is not offered", got=fmt)
+    caches = caches_of(backend, SMALL, **{kind: fmt})
+    view = backend.ops["cache.view"](caches, MAIN if kind == "kv" else INDEX, LAYERS[1])
+    width = SMALL.width if kind == "kv" else SMALL.index_width
+    kv = random_entries(3, reference.LAYOUTS[fmt], width, generator)
+    store_and_compare(backend, view, width, [5, 0, 130], kv, device, case=fmt)
 
 
 @pytest.mark.op("cache.store")

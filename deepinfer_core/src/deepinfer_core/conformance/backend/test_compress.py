@@ -130,9 +130,7 @@ def judge(check: Any, got: Tensor, expected: Tensor, dtype: torch.dtype, case: s
     """
     __tracebackhide__ = True
     if dtype == torch.float32:
-        check(got, expected, case=case)
-        for row in range(len(expected)):
-            check(got[row], expected[row], case=f"{case}, entry row {row}")
+        check(got, expected, case=case, rows=True)
         return
     tolerances.check(got, expected.to(dtype), "A(1e-6, 1/128)", case=case)
     differ = int((got.cpu() != expected.to(dtype)).sum())

@@ -182,7 +182,7 @@ def test_masked_and_infinite_rows_of_the_released_vocabulary(
 
 
 @pytest.mark.op(LOGPROBS)
-@pytest.mark.needs("feature:batch_invariant")
+@pytest.mark.needs("feature:deterministic_sampling")
 def test_logprobs_of_a_row_have_the_same_bits_alone_and_in_a_batch(backend: Any, device: Any, generator: Any) -> None:
     rows = list(SETTINGS.values())
     logits = (torch.randn(len(rows), 500, generator=generator) * 3).to(device)
@@ -283,7 +283,7 @@ def test_draws_are_the_canonical_ones(backend: Any, device: Any, generator: Any,
 
 
 @pytest.mark.op(DRAW)
-@pytest.mark.needs("feature:batch_invariant")
+@pytest.mark.needs("feature:deterministic_sampling")
 def test_a_draw_does_not_depend_on_its_batch(backend: Any, device: Any, generator: Any) -> None:
     logprobs = torch.log_softmax(torch.randn(12, 700, generator=generator), 1).to(device)
     seeds = signed(list(range(100, 112)), device)
