@@ -105,6 +105,8 @@ def blame(exc: BaseException, entry_value: str = "") -> str:
     own = [
         frame for frame in frames if package and short_path(frame.filename).startswith((f"{package}/", f"{package}.py"))
     ]
+    if package and not own and isinstance(exc, ImportError) and exc.name:
+        return f"the import of {exc.name}"  # by the core: the module that an entry or a command names is not there
     last = (own or frames)[-1]
     return f"{short_path(last.filename)}:{last.lineno}"
 
