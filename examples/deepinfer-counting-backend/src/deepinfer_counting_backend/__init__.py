@@ -1,0 +1,1 @@
+"""DeepInfer backend ``counting``. Empty on purpose: listing plugins must cost nothing."""

@@ -1,0 +1,1 @@
+"""DeepInfer sampler ``entropy``. Empty on purpose: listing plugins must cost nothing."""
