@@ -56,6 +56,7 @@ GATE = (
     "torchless-3.13",
     "optimised",
     "wheels",
+    "examples",
     "docs",
 )
 nox.options.sessions = list(GATE)
@@ -253,6 +254,17 @@ def wheels(session: nox.Session) -> None:
 
 
 @nox.session
+def examples(session: nox.Session) -> None:
+    """The tests of the example distributions, from wheels, in a folder without the sources of DeepInfer."""
+    folders = sorted(path.parent for path in (ROOT / "examples").glob("*/pyproject.toml"))
+    install_wheels(session, *KIT_TOOLS, *built(session, *(str(path.relative_to(ROOT)) for path in folders)))
+    session.chdir(session.create_tmp())
+    for folder in folders:
+        session.run("deepinfer", "plugins", "check", str(folder))
+        session.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder / "tests"), env=TEST_ENV)
+
+
+@nox.session
 def site(session: nox.Session) -> None:
     """The documentation as a site in build/site. A dead link, a missing anchor or a page in no index is an error."""
     session.install(*SITE_TOOLS)
@@ -270,7 +282,7 @@ def changelog(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Every command and program on the pages runs as written."""
-    install_wheels(session, *LIBRARIES, *KIT_TOOLS)
+    install_wheels(session, *LIBRARIES, *KIT_TOOLS, "hatchling>=1.24", "editables>=0.5")
     install_grammars(session)
     session.run("python", "docs/run_pages.py", env=TEST_ENV)
 

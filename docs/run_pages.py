@@ -3,7 +3,7 @@
 ``python docs/run_pages.py [--write] [PAGE ...]`` runs the blocks of the pages (of README.md and all that people read in
 order, if none is given), in a folder of its own for each page. ``.venv`` stands there for the environment of the Python
 that runs this, or, where the page says ``<!-- run in an environment of its own -->``, for a throw-away one on top of
-it, into which the page may install.
+it, into which the page may install: what its ``pip install`` builds with and depends on (hatchling) is there already.
 
 ==============================  ========================================================================================
 ````` ```bash `````             run as one script
@@ -42,6 +42,14 @@ BLOCK = re.compile(
 OWN_ENVIRONMENT = "<!-- run in an environment of its own -->"
 TIMEOUT_S = 300
 MOST_AT_ONCE = 4
+PIP = """#!/bin/sh
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+if [ "$1" = install ]; then
+  shift
+  set -- install --no-index --no-deps --no-build-isolation "$@"
+fi
+exec "{python}" -m pip "$@"
+"""
 
 
 @dataclass(frozen=True)
@@ -196,6 +204,8 @@ def _own_environment(folder: Path) -> Path:
         command = made / "bin" / name
         command.write_text(f'#!/bin/sh\nexec "{python}" -m {module} "$@"\n', "utf-8")
         command.chmod(0o755)
+    pip = made / "bin" / "pip"
+    pip.write_text(PIP.format(python=python), "utf-8")
     return python
 
 

@@ -2,6 +2,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from deepinfer_core.errors import InvalidParameter
 
 from deepinfer_entropy_sampler.entropy import EntropyCap, entropy_bits
 from deepinfer_entropy_sampler.plugin import deepinfer_sampler_create
@@ -55,12 +56,12 @@ def test_ties_of_the_best_are_all_that_is_left() -> None:
 
 @pytest.mark.parametrize("max_bits", [0, -1, 33, float("nan"), "2", None, True])
 def test_create_refuses_a_wrong_limit(max_bits: object) -> None:
-    with pytest.raises(ValueError, match="max_bits must be"):
+    with pytest.raises(InvalidParameter, match="max_bits is"):
         deepinfer_sampler_create({"max_bits": max_bits})
 
 
 def test_create_refuses_an_unknown_parameter() -> None:
-    with pytest.raises(ValueError, match="unknown parameter 'bits'"):
+    with pytest.raises(InvalidParameter, match="unknown parameter 'bits'"):
         deepinfer_sampler_create({"bits": 2})
 
 

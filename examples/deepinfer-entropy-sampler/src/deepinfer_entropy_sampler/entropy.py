@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from deepinfer_core.errors import InvalidParameter
 
 if TYPE_CHECKING:
     from deepinfer_core.interfaces import Draw
@@ -26,10 +27,10 @@ class EntropyCap:
     """The row sampler. One object serves all requests with the same ``max_bits``, so it keeps nothing of any."""
 
     def __init__(self, max_bits: Any) -> None:
-        """``max_bits`` comes from a request, so it may be anything. Raises ValueError."""
+        """``max_bits`` comes from a request, so it may be anything. Raises InvalidParameter."""
         is_number = isinstance(max_bits, (int, float)) and not isinstance(max_bits, bool)
         if not is_number or not 0 < max_bits <= 32:
-            raise ValueError(f"max_bits must be a number above 0 and up to 32, got {max_bits!r}")
+            raise InvalidParameter(f"max_bits is {max_bits!r}", remedy="give a number above 0 and up to 32")
         self.max_bits = float(max_bits)
 
     def sample(self, logits: npt.NDArray[np.float32], draws: Sequence[Draw]) -> list[int]:
