@@ -135,6 +135,17 @@ def test_known_failure_of_no_test_is_an_error(tmp_path: Path) -> None:
     assert "ERROR: known failures name tests that do not exist: common/test_manifest.py::test_nothing" in result.stderr
 
 
+def test_known_failure_of_no_test_is_an_error_side_by_side_too(tmp_path: Path) -> None:
+    pytest.importorskip("xdist")
+    _known(tmp_path, "common/test_manifest.py::test_nothing")
+    path = _extension(tmp_path)
+    data, result = report(tmp_path, KIT_NAME, "--extension", "words", "-p", "xdist", "-n", "2", PYTHONPATH=path)
+    assert result.returncode == 4, result.stdout + result.stderr
+    text = "failed: known failures name tests that do not exist: common/test_manifest.py::test_nothing"
+    assert data["verdict"] == {"word": "failed", "text": text}
+    assert text in result.stdout
+
+
 def test_failing_plugin_has_its_known_failure_in_the_report(tmp_path: Path) -> None:
     path = _extension(tmp_path, summary="")
     data, result = report(tmp_path, MANIFEST, "--extension", "words", PYTHONPATH=path)

@@ -82,7 +82,7 @@ def document(
         "claims": _claims(subject, outcomes, collected),
         "known_failures": [{"test": k.test, "reason": k.reason, "issue": k.issue} for k in known],
         "counts": {name: counts.get(name, 0) for name in ("passed", "failed", "error", "skipped", "known failure")},
-        "verdict": _verdict(counts, level, complete, partial),
+        "verdict": _verdict(counts, level, complete, partial, collected.stale),
     }
 
 
@@ -145,8 +145,12 @@ def _claims(subject: Subject, outcomes: Sequence[Outcome], collected: Collected)
     return result
 
 
-def _verdict(counts: Mapping[str, int], level: str, complete: bool, partial: Sequence[str]) -> dict[str, Any]:
+def _verdict(
+    counts: Mapping[str, int], level: str, complete: bool, partial: Sequence[str], stale: Sequence[str]
+) -> dict[str, Any]:
     """What the run says of the plugin, as a word and as a sentence."""
+    if stale:
+        return {"word": "failed", "text": f"failed: known failures name tests that do not exist: {', '.join(stale)}"}
     bad = counts.get("failed", 0) + counts.get("error", 0)
     known = counts.get("known failure", 0)
     word = "failed" if bad else "incomplete" if not complete else "partial" if partial else "passed"

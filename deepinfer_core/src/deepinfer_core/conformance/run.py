@@ -103,7 +103,7 @@ class Kit:
         ids = [fact.test for fact in facts.values()]
         reasons = partial_reasons(kind, self.config.args, {item.path for item in facts}, 0)
         stale = unmatched(self.known, ids) if not reasons else []
-        if stale:
+        if stale and not self.is_worker:  # the end of a worker would be taken for a crash
             raise pytest.UsageError(f"known failures name tests that do not exist: {', '.join(stale)}")
         items[:] = [item for item in items if item not in facts or within_level(facts[item], level)]
         meant = [item for item in items if item in facts]
@@ -118,7 +118,7 @@ class Kit:
         yield
         left_out = [facts[item].test for item in meant if item not in set(items)]
         reasons = partial_reasons(kind, self.config.args, {item.path for item in facts}, len(left_out))
-        self.collected = Collected([fact.as_record() for fact in facts.values()], left_out, reasons)
+        self.collected = Collected([fact.as_record() for fact in facts.values()], left_out, reasons, stale)
 
     # --- tests ----------------------------------------------------------------------------------------------
 
@@ -172,6 +172,8 @@ class Kit:
             self.config.workeroutput[_PROPERTY] = asdict(self.collected)  # type: ignore[attr-defined]
         elif self.recorder is not None:
             self.recorder.finish(self.collected, int(exitstatus))
+            if self.collected.stale:
+                session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.recorder is not None:

@@ -39,6 +39,8 @@ class Collected:
     """Ids of tests of the level that were deselected by options or by other plugins."""
     partial: list[str] = field(factory=list)
     """Why this is no whole run, in words."""
+    stale: list[str] = field(factory=list)
+    """Tests that ``conformance.toml`` names and that do not exist, where a worker of xdist found that out."""
 
 
 def kind_of(path: Path) -> str | None:
