@@ -12,9 +12,9 @@ from mutant import Mutant
 Op = Callable[..., Any]
 
 
-def _without(name: str) -> Callable[[Op], Op]:
-    """An op that does not read one of its options."""
-    return lambda op: lambda *args, **kw: op(*args, **{k: v for k, v in kw.items() if k != name})
+def _without(*names: str) -> Callable[[Op], Op]:
+    """An op that does not read some of its options."""
+    return lambda op: lambda *args, **kw: op(*args, **{k: v for k, v in kw.items() if k not in names})
 
 
 def _sink_has_a_value(op: Op) -> Op:
@@ -245,7 +245,7 @@ MUTANTS = [
     Mutant(name="indices_past_the_buffer_read_its_end", op=PREFILL, make=_past_the_buffer_is_its_end, level="smoke",
            caught_by=ATTENTION),
     Mutant(name="equal_keys_count_once", op=PREFILL, make=_each_key_once, caught_by=ATTENTION, test="listed_keys_only"),
-    Mutant(name="decode_ignores_the_extra_cache", op=DECODE, make=_without("extra"), caught_by=ATTENTION,
+    Mutant(name="decode_ignores_the_extra_cache", op=DECODE, make=_without("extra", "extra_idx"), caught_by=ATTENTION,
            level="smoke"),
     Mutant(name="order_of_keys_depends_on_the_batch", op=PREFILL, make=_split_by_batch, caught_by=ATTENTION,
            test="same_bits"),
