@@ -87,7 +87,7 @@ def test_unknown_backend_is_refused_with_the_names_of_all(crowd: Runner, tmp_pat
     assert remedy.endswith("or pip install the plugin that provides 'nope'")
 
 
-@pytest.mark.parametrize("order", ["good_one,good_two", "good_two,good_one"])
+@pytest.mark.parametrize("order", ["good_one,good_two", pytest.param("good_two,good_one", marks=pytest.mark.slow)])
 def test_automatic_choice_takes_the_same_of_two_and_says_why(crowd: Runner, tmp_path: Path, order: str) -> None:
     # Refused after the choice, so that nothing is computed.
     command = f"DEEPINFER_PLUGINS={order} deepinfer generate --device cuda:9 --max-model-len 1 x"
