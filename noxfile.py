@@ -255,13 +255,13 @@ def wheels(session: nox.Session) -> None:
 
 @nox.session
 def examples(session: nox.Session) -> None:
-    """The tests of the example distributions, from wheels, in a folder without the sources of DeepInfer."""
+    """The tests of the example distributions, installed as wheels beside wheels of ours."""
     folders = sorted(path.parent for path in (ROOT / "examples").glob("*/pyproject.toml"))
     install_wheels(session, *KIT_TOOLS, *built(session, *(str(path.relative_to(ROOT)) for path in folders)))
-    session.chdir(session.create_tmp())
     for folder in folders:
-        session.run("deepinfer", "plugins", "check", str(folder))
-        session.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder / "tests"), env=TEST_ENV)
+        session.chdir(folder)  # its own settings of pytest, not those of the workspace
+        session.run("deepinfer", "plugins", "check", ".")
+        session.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", env=TEST_ENV)
 
 
 @nox.session
