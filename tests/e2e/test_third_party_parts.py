@@ -1,4 +1,4 @@
-"""A third party's row sampler and logits filter, installed beside the shipped plugins and named by requests."""
+"""Row samplers and logits filters that requests name: a third party's, beside the shipped plugins, and ours."""
 
 from __future__ import annotations
 
@@ -122,3 +122,18 @@ def test_json_lines_name_parts_as_well(llm: LLM) -> None:
     output = llm.generate([line])[0]
     assert output.error is None
     assert 5 not in output.token_ids
+
+
+def test_shipped_filter_that_keeps_one_token_makes_hot_answers_greedy(llm: LLM) -> None:
+    greedy = tokens(llm, [params(i, temperature=0) for i in range(4)])
+    assert tokens(llm, [params(i, temperature=3.0) for i in range(4)]) != greedy
+    one = {"name": "top_n_sigma", "params": {"n": 1e-6}}
+    assert tokens(llm, [params(i, temperature=3.0, logits_filters=[one]) for i in range(4)]) == greedy
+
+
+def test_shipped_filter_refuses_a_bad_n_before_the_prompt_runs(llm: LLM) -> None:
+    output = llm.generate(PROMPTS[0], params(0, logits_filters=[{"name": "top_n_sigma", "params": {"n": 0}}]))[0]
+    assert (output.finish_reason, str(output.error).splitlines()[0]) == (
+        "input",
+        "E_PARAM: n of logits filter 'top_n_sigma' must be a finite number above 0, got 0",
+    )

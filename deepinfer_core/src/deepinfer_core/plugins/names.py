@@ -16,6 +16,7 @@ FIRST_PARTY = {
     ("model", "deepseek_v41"): "deepinfer-v41",
     ("sampler", "canonical"): "deepinfer-samplers",
     ("grammar", "xgrammar"): "deepinfer-samplers",
+    ("logits_filter", "top_n_sigma"): "deepinfer-samplers",
 }
 FIRST_PARTY_DISTRIBUTIONS = frozenset(FIRST_PARTY.values())
 _RESERVED_NAMES = {name for _, name in FIRST_PARTY}
