@@ -41,7 +41,8 @@ def total(
 
 def units(values: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
     """What values in 0 .. 1 count: whole units, rounded half up in float32."""
-    return np.floor(values.astype(np.float32) * np.float32(UNITS) + np.float32(0.5)).astype(np.int64)
+    scaled: npt.NDArray[np.float32] = values.astype(np.float32) * np.float32(UNITS) + np.float32(0.5)
+    return np.floor(scaled).astype(np.int64)
 
 
 def lengths(values: npt.NDArray[np.float32], tokens: int) -> list[int]:
