@@ -154,23 +154,14 @@ def conformance(session: nox.Session) -> None:
     reports.mkdir(parents=True, exist_ok=True)
     listed = session.run("deepinfer", "plugins", "--json", silent=True)
     plugins = [(p["kind"], p["name"]) for p in json.loads(str(listed))["plugins"] if p["state"] == "found"]
-    session.chdir(session.create_tmp())
+    folder = session.create_tmp()
+    Path(folder, "pytest.ini").write_text("[pytest]\n")  # not the settings of the workspace around it
+    session.chdir(folder)
     for kind, name in plugins:
         report = reports / f"{kind}-{name}"
         session.run(
-            *(
-                "python",
-                "-m",
-                "pytest",
-                "-q",
-                "-n",
-                "2",
-                "--dist",
-                "loadfile",
-                "--pyargs",
-                "deepinfer_core.conformance",
-            ),
-            *(f"--{kind.replace('_', '-')}", name, "--level", "full"),
+            *("python", "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile"),
+            *("--pyargs", "deepinfer_core.conformance", f"--{kind.replace('_', '-')}", name, "--level", "full"),
             *("--report", f"{report}.json", "--report", f"{report}.html", *session.posargs),
             env=TEST_ENV,
         )
