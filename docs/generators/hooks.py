@@ -1,4 +1,5 @@
-"""The page of hooks: signature, meaning, who implements each, from the specifications and the first-party plugins."""
+"""The page of hooks: signature, meaning, who implements and who judges each, from the specifications,
+the first-party plugins and the conformance kit."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ from pathlib import Path
 
 from deepinfer_core import API_VERSION, hookspecs
 from generators import docstrings
+from generators.hook_users import conformance_tests, faults, first_party_users
 from generators.markdown import NOTICE, cell, prose
 from generators.vocabulary import link_types
 
-PLUGINS = Path(__file__).parents[2] / "plugins"
 HEAD = """\
 A plugin is a module with functions of these names, each marked with `@hookimpl` of `deepinfer_core`. They are called
 with keyword arguments, and an implementation may leave out any argument that it does not need. Most return an object,
@@ -26,16 +27,19 @@ def hooks_page() -> str:
     sections = list(_sections())
     lines = ["# Hooks", "", NOTICE, f"Plugin API {API_VERSION[0]}.{API_VERSION[1]}.", "", HEAD]
     lines += ["| hook | what for | asked of | used by |", "| --- | --- | --- | --- |"]
-    users = _first_party_users()
+    users, tests = first_party_users(), conformance_tests()
+    wrong = faults([node.name for _, nodes in sections for node in nodes], users, tests)
+    if wrong:
+        raise SystemExit("a hook has a first-party user and a conformance test, or is none:\n" + "\n".join(wrong))
     for _, nodes in sections:
         for node in nodes:
             said = docstrings.read_docstring(getattr(hookspecs, node.name), node.name)
-            by = ", ".join(f"`{name}`" for name in users.get(node.name, ())) or "none yet"
+            by = ", ".join(f"`{name}`" for name in users[node.name])
             lines.append(f"| [`{node.name}`](#{node.name}) | {cell(said.summary)} | {_asked(said)} | {by} |")
     for title, nodes in sections:
         lines += ["", f"## {title.capitalize()}"]
         for node in nodes:
-            lines += ["", *_entry(node, users.get(node.name, []))]
+            lines += ["", *_entry(node, users[node.name], tests[node.name])]
     return "\n".join(lines) + "\n"
 
 
@@ -53,7 +57,7 @@ def _sections() -> Iterator[tuple[str, list[ast.FunctionDef]]]:
         yield title, [node for node in nodes if first < node.lineno < last]
 
 
-def _entry(node: ast.FunctionDef, users: list[str]) -> list[str]:
+def _entry(node: ast.FunctionDef, users: list[str], tests: list[str]) -> list[str]:
     function = getattr(hookspecs, node.name)
     said = docstrings.read_docstring(function, node.name)
     options = function.deepinfer_spec
@@ -70,11 +74,10 @@ def _entry(node: ast.FunctionDef, users: list[str]) -> list[str]:
     if said.returns:
         lines.append(f"* Returns: {prose(said.returns)}")
     kind = "the first result that is not None counts" if options["firstresult"] else "every implementation is called"
-    if options["historic"]:
-        kind = "historic: a plugin that loads later is called then"
     lines.append(f"* Asked of {_asked(said)}; {kind}.")
     since = re.findall(r"Since API (\d+\.\d+)\.", said.text[-1])[0]
-    lines.append(f"* Since API {since}. First-party user: {', '.join(f'`{name}`' for name in users) or 'none yet'}.")
+    lines.append(f"* Since API {since}. First-party user: {', '.join(f'`{name}`' for name in users)}.")
+    lines.append(f"* Judged by the conformance kit in {', '.join(f'`{name}`' for name in tests)}.")
     types = link_types(signature)
     if types:
         lines.append(f"* Types: {types}.")
@@ -87,13 +90,3 @@ def _asked(said: docstrings.Docstring) -> str:
     if found is None:
         raise SystemExit(f"{said.summary!r}: say `Asked only of ...` or `Any plugin may implement it.`")
     return prose(found[1] or "any plugin")
-
-
-def _first_party_users() -> dict[str, list[str]]:
-    """Hook -> distributions of this tree that implement it, read from the sources: nothing is imported."""
-    users: dict[str, set[str]] = {}
-    for path in sorted(PLUGINS.glob("*/src/**/*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("deepinfer_"):
-                users.setdefault(node.name, set()).add(path.relative_to(PLUGINS).parts[0].replace("_", "-"))
-    return {hook: sorted(names) for hook, names in users.items()}

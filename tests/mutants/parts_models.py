@@ -185,11 +185,20 @@ def _compiles_anything(before: Any) -> Any:
     return compile_
 
 
-def _raises(before: Any) -> Any:
-    def shutdown(reason: str) -> None:
-        raise OSError("the file is gone")
+def _not_marked(before: Any) -> Any:
+    def checks(host: Any) -> Any:
+        return before(host)
 
-    return _hook(shutdown)
+    return checks
+
+
+def _unknown_status(before: Any) -> Any:
+    def checks(host: Any) -> Any:
+        from deepinfer_core.types import DoctorCheck
+
+        return [DoctorCheck("host", "warning", "it is old")]  # type: ignore[arg-type]
+
+    return _hook(checks)
 
 
 def _problem_without_words(before: Any) -> Any:
@@ -224,13 +233,13 @@ def grammar(name: str, path: str, make: Callable[[Any], Any], caught_by: str = "
     )
 
 
-def extension(name: str, hook: str, make: Callable[[Any], Any]) -> Mutant:
+def extension(name: str, make: Callable[[Any], Any], caught_by: str) -> Mutant:
     return Mutant(
         name=name,
         kind="extension",
         subject="toy_extension",
-        apply=patched("conformance_toys.extension", hook, make),
-        caught_by="extension/test_extension.py",
+        apply=patched("conformance_toys.extension", "deepinfer_doctor_checks", make),
+        caught_by=f"{caught_by}.py",
     )
 
 
@@ -253,6 +262,7 @@ MUTANTS = [
     grammar("matchers_are_shared", "TinyGrammar.matcher", _matchers_shared),
     grammar("refused_tokens_are_kept", "TinyMatcher.accept", _refused_tokens_count),
     grammar("anything_is_compiled", "RegexEngine.compile", _compiles_anything, "test_offers"),
-    extension("shutdown_raises", "deepinfer_shutdown", _raises),
-    extension("problem_without_words", "deepinfer_doctor_checks", _problem_without_words),
+    extension("hook_is_not_marked", _not_marked, "extension/test_extension"),
+    extension("check_with_an_unknown_status", _unknown_status, "common/test_doctor"),
+    extension("problem_without_words", _problem_without_words, "common/test_doctor"),
 ]

@@ -1,7 +1,8 @@
 """The hooks of plugin API 1.0. Hooks compose the engine; none is on the token path.
 
 A hook is called with keyword arguments, and an implementation may leave out any that it does not need. Every hook here
-has a first-party plugin that implements it (``spec/plugins.md`` 7).
+has a first-party plugin that implements it and a test of the conformance kit that is marked with its name
+(``spec/plugins.md`` 7; ``docs/generate_reference.py`` refuses a hook without them).
 """
 
 from __future__ import annotations
@@ -29,21 +30,6 @@ if TYPE_CHECKING:
 PROJECT = "deepinfer"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
-
-# --- start ------------------------------------------------------------------------------------------------------
-
-
-@hookspec(historic=True)
-def deepinfer_configure(config: EngineConfig) -> None:
-    """See the settings of the engine.
-
-    Called once for each process, when the plugin is loaded; must not start a device.
-
-    :param config: All settings, frozen.
-
-    Historic: a plugin that loads later is called then. Any plugin may implement it. Since API 1.0.
-    """
-
 
 # --- backends ---------------------------------------------------------------------------------------------------
 
@@ -230,21 +216,6 @@ def deepinfer_doctor_checks(host: HostInfo) -> Sequence[DoctorCheck] | None:
     :param host: Operating system, machine and Python of this host.
     :returns: One check for each thing looked at, in the order to print. What this raises is reported as a problem of
         the plugin.
-
-    Any plugin may implement it. Since API 1.0.
-    """
-
-
-# --- end --------------------------------------------------------------------------------------------------------
-
-
-@hookspec
-def deepinfer_shutdown(reason: str) -> None:
-    """Give back what the plugin holds.
-
-    Called once when the engine closes, in reverse order of loading. What it raises is logged and not passed on.
-
-    :param reason: ``closed``, ``error`` or ``interrupted``.
 
     Any plugin may implement it. Since API 1.0.
     """

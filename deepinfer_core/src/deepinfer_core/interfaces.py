@@ -95,7 +95,8 @@ class Backend(Protocol):
         """A numpy array with the values of ``tensor``; waits for the device."""
 
     def close(self) -> None:
-        """Give everything back. Idempotent."""
+        """Give everything back, and write what is to be kept, such as counters: no hook tells a plugin that the engine
+        ends. Idempotent."""
 
 
 @runtime_checkable

@@ -197,7 +197,8 @@ def _extension(folder: Path, summary: str = "counts words") -> str:
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("", encoding="utf-8")
     (package / "plugin.py").write_text(
-        "from deepinfer_core import hookimpl\n\n\n@hookimpl\ndef deepinfer_shutdown(reason): pass\n", encoding="utf-8"
+        "from deepinfer_core import hookimpl\n\n\n@hookimpl\ndef deepinfer_doctor_checks(host): return []\n",
+        encoding="utf-8",
     )
     told = f'summary = "{summary}"\n' if summary else ""
     (package / "deepinfer.toml").write_text(

@@ -250,17 +250,6 @@ def test_assemble_refuses_a_length_before_the_model_is_created(site, sources, ch
     assert remedy in caught.value.remedy
 
 
-def test_assemble_tells_loaded_plugins_when_it_fails(tiny, sources, checkpoint_of):
-    tail = "\ncalls = []\n@hookimpl\ndef deepinfer_shutdown(reason):\n    calls.append(reason)\n"
-    tiny.add("telling", sources["model"](requirements="Requirements(ops=frozenset({'x.y'}))") + tail, kind="model",
-             table='architectures = ["TellLM"]')  # fmt: skip
-    with pytest.raises(DeepInferError, match=r"op x\.y"):
-        build(tiny, model=str(checkpoint_of("TellLM")))
-    import acme_telling.plugin
-
-    assert acme_telling.plugin.calls == ["error"]
-
-
 def test_assemble_over_the_installed_plugins_runs_on_cpu(capsys):
     pytest.importorskip("torch", reason="the cpu plugin runs on torch")
     from deepinfer_core.config import EngineConfig

@@ -23,21 +23,14 @@ from deepinfer_core.types import Requirements
 
 ROOT = Path(__file__).parents[3]
 EXTENSION = """
-import sys
 from deepinfer_core import hookimpl
 from deepinfer_core.types import DoctorCheck, SchedulerHints
-
-@hookimpl
-def deepinfer_configure(config): print("configured", file=sys.stderr)
 
 @hookimpl
 def deepinfer_scheduler_hints(match, backend): return SchedulerHints(backtrack=7)
 
 @hookimpl
 def deepinfer_doctor_checks(host): return [DoctorCheck("spring", "ok", "wound")]
-
-@hookimpl
-def deepinfer_shutdown(reason): print("shut down:", reason, file=sys.stderr)
 """
 FAILS = """
 from deepinfer_core import hookimpl
@@ -69,16 +62,12 @@ def test_trace_names_hook_plugin_and_type_of_every_call(site, sources, checkpoin
     tiny, toy, clock = "model tiny (acme-tiny 1.0)", "backend toy (acme-toy 1.0)", "extension clock (acme-clock 1.0)"
     assert sorted(capsys.readouterr().err.splitlines()) == sorted(
         [
-            "configured",
-            f"hook deepinfer_configure of {clock} returned nothing",
             f"hook deepinfer_model_match of {tiny} returned list of ModelMatch",
             f"hook deepinfer_backend_create of {toy} returned Toy",
             f"hook deepinfer_cache_specs of {tiny} returned list of CacheSpec",
             f"hook deepinfer_scheduler_hints of {tiny} returned list of SchedulerHints",
             f"hook deepinfer_scheduler_hints of {clock} returned list of SchedulerHints",
             f"hook deepinfer_model_create of {tiny} returned TinyLM",
-            "shut down: closed",
-            f"hook deepinfer_shutdown of {clock} returned nothing",
         ]
     )
 
@@ -101,9 +90,7 @@ def test_trace_reaches_probes_and_doctor_checks_in_their_children(alone, sources
     assert report.exit_status == 0
     toy = "backend toy (acme-toy 1.0)"
     assert capsys.readouterr().err.splitlines() == [
-        f"hook deepinfer_configure of {toy} returned nothing",
         f"hook deepinfer_backend_probe of {toy} returned ProbeReport",
-        f"hook deepinfer_configure of {toy} returned nothing",
         f"hook deepinfer_doctor_checks of {toy} returned list of list of DoctorCheck",
     ]
 
@@ -146,21 +133,6 @@ def test_strict_raises_the_failure_of_a_probe(site):
     site.add("cpu", dist="deepinfer-cpu")
     with pytest.raises(PluginError, match=r"plugin failed in import: OSError: libtoy\.so: cannot open"):
         select_backend(site.manager(strict_plugins=True), Requirements())
-
-
-def test_strict_raises_a_failure_of_shutdown_after_all_were_called(site, capsys):
-    site.add("aa", FAILS.format(hook="shutdown()"), kind="extension")
-    site.add("clock", EXTENSION, kind="extension")
-    for strict in (False, True):
-        manager = site.manager(strict_plugins=strict)
-        for name in ("clock", "aa"):
-            manager.require("extension", name)
-        if strict:
-            with pytest.raises(PluginError, match=r"extension aa \(acme-aa 1.0\) failed in shutdown: ValueError: no"):
-                manager.shutdown("closed")
-        else:
-            manager.shutdown("closed")
-        assert capsys.readouterr().err.endswith("shut down: closed\n")
 
 
 def test_strict_leaves_listing_and_doctor_as_they_are(alone, capsys, monkeypatch):

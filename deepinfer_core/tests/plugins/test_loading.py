@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from deepinfer_contracts import CONTRACTS
@@ -82,29 +80,6 @@ def test_load_without_the_hook_of_its_kind_is_refused(site):
     assert caught.value.what == "backend toy (acme-toy 1.0) does not implement deepinfer_backend_create"
 
 
-def test_load_whose_configure_raises_leaves_no_hooks_behind(site, sources):
-    bad = sources["backend"] + "\n@hookimpl\ndef deepinfer_configure(config):\n    raise ValueError('bad setting')\n"
-    site.add("bad", bad)
-    site.add("good", sources["backend"])
-    manager = site.manager()
-    assert [manager.load(manager.registry.find("backend", name)) for name in ("bad", "good")] == [False, True]
-    assert manager.registry.find("backend", "bad").phase == "configure"
-    assert manager._shared.list_name_plugin() != []
-    assert not manager._shared.has_plugin("backend:bad")
-
-
-def test_load_replays_the_settings_to_a_plugin_that_loads_late(site, sources):
-    site.add(
-        "toy",
-        sources["backend"] + "\nseen = []\n@hookimpl\ndef deepinfer_configure(config):\n    seen.append(config.seed)\n",
-    )
-    manager = site.manager(seed=7)
-    manager.require("backend", "toy")
-    import acme_toy.plugin
-
-    assert acme_toy.plugin.seen == [7]
-
-
 def test_good_duplicate_broken_good_leaves_both_good_ones_usable(site, sources):
     site.add("aa", sources["backend"])
     site.add("dup", dist="dup-one")
@@ -157,25 +132,6 @@ def test_require_of_a_disabled_plugin_says_by_what(site):
         "  reason: it is named in plugins.disable (--no-plugin)\n"
         "  remedy: change that setting to use it"
     )
-
-
-def test_shutdown_calls_in_reverse_order_and_logs_what_is_raised(site, sources, caplog):
-    tail = "@hookimpl\ndef deepinfer_shutdown(reason):\n    order.append('{0}')\n    raise RuntimeError('{0} failed')\n"
-    order: list[str] = []
-    for name in ("aa", "bb"):
-        site.add(name, sources["backend"] + "\norder = []\n" + tail.format(name))
-    manager = site.manager()
-    for name in ("aa", "bb"):
-        manager.require("backend", name)
-        sys_module = __import__(f"acme_{name}.plugin", fromlist=["order"])
-        sys_module.order = order
-    with caplog.at_level(logging.WARNING):
-        manager.shutdown("closed")
-    assert order == ["bb", "aa"]
-    assert [record.getMessage() for record in caplog.records] == [
-        "backend bb (acme-bb 1.0) failed in shutdown: RuntimeError: bb failed",
-        "backend aa (acme-aa 1.0) failed in shutdown: RuntimeError: aa failed",
-    ]
 
 
 @pytest.mark.parametrize(

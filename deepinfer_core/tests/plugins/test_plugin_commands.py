@@ -20,10 +20,6 @@ from deepinfer_core.types import CommandSpec
 def deepinfer_cli_commands():
     return [CommandSpec("stock", __name__ + ":stock", "Count.")]
 
-@hookimpl
-def deepinfer_shutdown(reason):
-    print("shutdown", reason)
-
 @click.command("stock")
 @click.argument("what")
 @common_options
@@ -56,7 +52,7 @@ def add(site, source=COMMAND, *, kind="extension", name="shop", **more):
 def test_command_of_an_enabled_extension_runs_by_its_short_name(alone, capsys):
     add(alone)
     assert cli.main(["--plugin", "shop", "stock", "apples", "--json"]) == 5
-    assert capsys.readouterr().out == "stock of apples True\nshutdown closed\n"
+    assert capsys.readouterr().out == "stock of apples True\n"
 
 
 @pytest.mark.parametrize("kind", ["extension", "sampler"])
@@ -66,7 +62,7 @@ def test_command_of_any_plugin_runs_by_its_long_name(alone, capsys, kind):
         source += "@hookimpl\ndef deepinfer_sampler_create(name): return None\n"
     add(alone, source, kind=kind)
     assert cli.main(["acme-shop.stock", "apples"]) == 5
-    assert capsys.readouterr().out == "stock of apples False\nshutdown closed\n"
+    assert capsys.readouterr().out == "stock of apples False\n"
 
 
 def test_command_of_an_allowed_plugin_runs_by_its_short_name(alone, capsys, monkeypatch):

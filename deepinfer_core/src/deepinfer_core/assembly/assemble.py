@@ -93,14 +93,11 @@ class Assembly:
         self.owners["grammar"] = owner.origin
         return partial(Hooks(self.manager).grammar_create, owner)
 
-    def close(self, reason: str = "closed") -> None:
-        """Tell the plugins, then close the backend. Idempotent."""
+    def close(self) -> None:
+        """Close the backend. Idempotent."""
         if not self._closed:
             self._closed = True
-            try:
-                self.manager.shutdown(reason)
-            finally:
-                self.backend.close()
+            self.backend.close()
 
 
 def assemble(
@@ -141,7 +138,6 @@ def assemble(
         draft_length(config, hints, model)  # a wrong length is told before weights are read
         _load(owner, model, card.path)
     except BaseException:
-        manager.shutdown("error")
         if backend is not None:
             backend.close()
         raise

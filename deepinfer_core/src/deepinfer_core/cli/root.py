@@ -60,7 +60,6 @@ def _of_plugin(ctx: click.Context, name: str) -> click.Command:
     config = state.resolve()
     manager = PluginManager.from_config(config)
     found = find_command(name, manager.registry.records, config.plugins, COMMANDS)
-    ctx.call_on_close(lambda: manager.shutdown("closed"))
     command = load_command(manager, found)
     state.owner = found.owner
     return command

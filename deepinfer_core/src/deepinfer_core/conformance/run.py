@@ -55,6 +55,7 @@ class Kit:
         config.addinivalue_line("markers", "level(name): the least level of the kit that runs the test")
         config.addinivalue_line("markers", "needs(*claims): skipped unless the plugin claims all of them")
         config.addinivalue_line("markers", "op(*ids): ops that the test judges")
+        config.addinivalue_line("markers", "hook(*names): hooks of the plugin whose answers the test judges")
         chosen = {kind: str(option(config, kind)) for kind in KINDS if option(config, kind) is not None}
         if not chosen:
             raise pytest.UsageError(f"the conformance kit needs the name of a plugin: one of {option_names()}")

@@ -72,16 +72,13 @@ class _Examination:
             ("memory", self._memory, False),
         )
         findings: list[Finding] = []
-        try:
-            for place, (name, step, is_needed_later) in enumerate(steps):
-                findings.append(_guarded(name, step))
-                left = [later for later, _, _ in steps[place + 1 :]]
-                if findings[-1].status == "problem" and is_needed_later and left:
-                    text = f"not examined, because of the problem above: {', '.join(left)}"
-                    findings.append(Finding(AREA, "rest", "note", text, data={"left_out": left}))
-                    break
-        finally:
-            self.manager.shutdown("closed")
+        for place, (name, step, is_needed_later) in enumerate(steps):
+            findings.append(_guarded(name, step))
+            left = [later for later, _, _ in steps[place + 1 :]]
+            if findings[-1].status == "problem" and is_needed_later and left:
+                text = f"not examined, because of the problem above: {', '.join(left)}"
+                findings.append(Finding(AREA, "rest", "note", text, data={"left_out": left}))
+                break
         if self.backend is not None:
             closed = _guarded("close", self._close)
             findings += [closed] if closed.status == "problem" else []

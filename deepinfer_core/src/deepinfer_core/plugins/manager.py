@@ -1,8 +1,8 @@
 """Step 4: import a plugin that is needed, check it against the hookspecs, and keep its failure to itself.
 
-Two pluggy managers: a private one validates one plugin alone, because a failed ``register`` leaves hooks behind in
-pluggy <= 1.6; the shared one carries the hooks that every loaded plugin hears. Named creation goes through the private
-one, so no plugin can answer for another (``spec/plugins.md`` 4).
+Every plugin has a pluggy manager of its own. Its hooks are checked there, and every call goes through it, so no plugin
+can answer for another. A ``register`` that fails leaves hooks behind in pluggy <= 1.6: here, in a manager that is
+thrown away (``spec/plugins.md`` 4).
 """
 
 from __future__ import annotations
@@ -44,8 +44,6 @@ class PluginManager:
         """In order of loading."""
         self._relays: dict[str, pluggy.HookRelay] = {}
         self._by_module: dict[tuple[str, str], pluggy.HookRelay] = {}
-        self._shared = self._new_manager()
-        self._shared.hook.deepinfer_configure.call_historic(kwargs={"config": config})
 
     @classmethod
     def from_config(cls, config: EngineConfig, entries: Iterable[metadata.EntryPoint] | None = None) -> PluginManager:
@@ -137,13 +135,9 @@ class PluginManager:
             phase = "register"
             own = self._new_manager()
             register_checked(own, plugin, record.key, record)
-            phase = "configure"
-            self._shared.register(plugin, name=record.key)  # replays deepinfer_configure
         except KeyboardInterrupt:
             raise
         except BaseException as exc:  # also SystemExit, and a panic of a compiled extension
-            if self._shared.has_plugin(record.key):  # an exception in a replay leaves it registered
-                self._shared.unregister(name=record.key)
             self.fail(record, phase, exc)
             return None
         relay: pluggy.HookRelay = own.hook
@@ -162,31 +156,6 @@ class PluginManager:
                 ),
             )
         return not lacking
-
-    def shutdown(self, reason: str) -> None:
-        """Call ``deepinfer_shutdown`` of the loaded plugins, last loaded first. What they raise is logged.
-
-        Under ``strict_plugins`` the first failure is raised, once all of them were called.
-        """
-        called: set[tuple[str, str]] = set()
-        failed: list[tuple[PluginRecord, BaseException]] = []
-        for record in reversed(self.loaded):
-            module = (record.distribution, record.entry.value)
-            caller = self.hook(record, "deepinfer_shutdown")
-            if caller is None or module in called:
-                continue
-            called.add(module)
-            try:
-                with self.calling(record):
-                    caller(reason=reason)
-            except KeyboardInterrupt:
-                raise
-            except BaseException as exc:
-                LOG.warning("%s failed in shutdown: %s", record.title, exception_text(exc), exc_info=self.config.debug)
-                failed.append((record, exc))
-        if failed and self.config.strict_plugins:
-            record, first = failed[0]
-            raise plugin_failure(record, "shutdown", first) from first
 
     @contextmanager
     def calling(self, owner: PluginRecord) -> Iterator[None]:

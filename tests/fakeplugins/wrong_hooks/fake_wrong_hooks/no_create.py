@@ -4,5 +4,5 @@ from deepinfer_core import hookimpl
 
 
 @hookimpl
-def deepinfer_shutdown(reason):
-    pass
+def deepinfer_doctor_checks(host):
+    return []

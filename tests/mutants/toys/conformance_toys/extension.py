@@ -1,4 +1,4 @@
-"""An extension that looks at the host and ends."""
+"""An extension that looks at the host."""
 
 from __future__ import annotations
 
@@ -11,8 +11,3 @@ from deepinfer_core.types import DoctorCheck
 @hookimpl
 def deepinfer_doctor_checks(host: Any) -> Any:
     return [DoctorCheck("host", "ok", f"{host.os} on {host.machine}")]
-
-
-@hookimpl
-def deepinfer_shutdown(reason: str) -> None:
-    """Nothing is held."""

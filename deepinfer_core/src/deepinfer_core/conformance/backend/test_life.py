@@ -14,7 +14,7 @@ from deepinfer_core.errors import DeepInferError
 from deepinfer_core.interfaces import Backend
 from deepinfer_core.plugins.hooks import Hooks
 
-pytestmark = pytest.mark.level("smoke")
+pytestmark = [pytest.mark.level("smoke"), pytest.mark.hook("deepinfer_backend_create")]
 
 
 def test_backend_implements_the_protocol(backend: Any, subject: Subject) -> None:

@@ -12,7 +12,7 @@ from deepinfer_core.conformance.subject import Subject
 from deepinfer_core.plugins.manager import PluginManager
 from deepinfer_core.plugins.probe import LIMIT_S
 
-pytestmark = pytest.mark.level("smoke")
+pytestmark = [pytest.mark.level("smoke"), pytest.mark.hook("deepinfer_backend_probe")]
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,8 @@ from deepinfer_core.conformance.grammar.walks import holds, mask_of
 from deepinfer_core.conformance.part import not_offered
 from deepinfer_core.interfaces import Grammar, GrammarEngine, Matcher
 
+pytestmark = pytest.mark.hook("deepinfer_grammar_create")
+
 
 @pytest.mark.level("smoke")
 def test_engine_grammars_and_matchers_have_their_methods(engine: Any, grammar_of: Any, offers: Any) -> None:

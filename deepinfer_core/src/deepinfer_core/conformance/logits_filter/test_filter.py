@@ -11,6 +11,8 @@ import pytest
 from deepinfer_core.conformance.failures import fail, require, require_equal
 from deepinfer_core.interfaces import LogitsFilter
 
+pytestmark = pytest.mark.hook("deepinfer_logits_filter_create")
+
 VOCAB = 70
 PLACES = [0, 1, 2, 17, 1023, 131_072]
 

@@ -9,7 +9,7 @@ import pytest
 from deepinfer_core.conformance.failures import require, require_equal
 from deepinfer_core.conformance.model.making import fits
 
-pytestmark = pytest.mark.level("smoke")
+pytestmark = [pytest.mark.level("smoke"), pytest.mark.hook("deepinfer_cache_specs")]
 POOLS = ("main", "index", "swa", "state")
 UNITS = 3
 
@@ -70,6 +70,7 @@ def test_formats_are_those_that_the_match_asked_for(plan: Any, part: Any) -> Non
                 )
 
 
+@pytest.mark.hook("deepinfer_scheduler_hints")
 def test_hints_fit_the_caches(plan: Any) -> None:
     hints, pools = plan.hints, {spec.pool for spec in plan.specs}
     ratios = [*hints.ratios_sparse, *hints.ratios_dense]

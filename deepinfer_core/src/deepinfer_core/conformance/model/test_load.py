@@ -22,7 +22,7 @@ from deepinfer_core.conformance.part import Part
 from deepinfer_core.errors import CheckpointError, DeepInferError, ModelError
 from deepinfer_core.interfaces import Model
 
-pytestmark = pytest.mark.level("core")
+pytestmark = [pytest.mark.level("core"), pytest.mark.hook("deepinfer_model_create")]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from deepinfer_core.conformance.model.making import card_of, stranger
 from deepinfer_core.errors import DeepInferError
 from deepinfer_core.types import ModelCard
 
-pytestmark = pytest.mark.level("smoke")
+pytestmark = [pytest.mark.level("smoke"), pytest.mark.hook("deepinfer_model_match")]
 
 
 def raw_match(part: Any, card: ModelCard) -> Any:

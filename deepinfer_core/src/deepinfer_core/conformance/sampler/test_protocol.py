@@ -12,7 +12,7 @@ from deepinfer_core.conformance.sampler.steps import MAX_ROWS, random_logits, st
 from deepinfer_core.interfaces import DraftingSampler, PromptScorer, Sampler
 from deepinfer_core.records import RowStatus
 
-pytestmark = pytest.mark.level("smoke")
+pytestmark = [pytest.mark.level("smoke"), pytest.mark.hook("deepinfer_sampler_create")]
 
 
 @pytest.mark.parametrize("vocab_size", [2, 33, 1000])
