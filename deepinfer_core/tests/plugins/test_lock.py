@@ -14,6 +14,7 @@ from deepinfer_core import cli
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.doctor import child_tasks
 from deepinfer_core.errors import PluginLockError
+from deepinfer_core.plugins import discovery
 from deepinfer_core.plugins.agreement import agree_on_plugins
 from deepinfer_core.plugins.lock import LockedPlugin, PluginLock, as_data, check_installed
 from deepinfer_core.plugins.probe import probe_all
@@ -26,8 +27,6 @@ PLAIN = LockedPlugin("backend", "cpu", "deepinfer-cpu", "1.0", "deepinfer_cpu.pl
 @pytest.fixture
 def alone(site, monkeypatch):
     """Only the distributions of ``site`` are installed, and no variable of ours is set."""
-    from deepinfer_core.plugins import discovery
-
     for name in [name for name in os.environ if name.startswith("DEEPINFER_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(discovery, "installed_entry_points", lambda: tuple(site.entries()))
@@ -203,10 +202,11 @@ def test_doctor_reports_what_differs_and_goes_on(locked, capsys):
     )
 
 
-def test_child_process_refuses_another_plugin_than_it_was_given(site, sources):
+def test_child_process_refuses_another_plugin_than_it_was_given(site, sources, monkeypatch):
     home = site.add("toy", TRAP + sources["backend"] + sources["probe"]())
     record = site.record("backend", "toy")
     given = as_data(LockedPlugin.of(record))
+    monkeypatch.setattr(discovery, "installed_entry_points", lambda: ())  # kept from before the plugin was there
     check_installed(given)
     (home / "deepinfer.toml").write_text((home / "deepinfer.toml").read_text() + "\n# changed\n")
     answer = child_tasks.load_plugin("deepinfer.backends", given, False)

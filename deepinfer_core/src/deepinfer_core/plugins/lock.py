@@ -137,10 +137,11 @@ def check_installed(given: Mapping[str, Any]) -> None:
         entries = list(metadata.distribution(locked.distribution).entry_points)
     except metadata.PackageNotFoundError:
         entries = []
-    if locked in _found(locked, entries):
+    named = _found(locked, entries)
+    if locked in named:
         return
     # Only the scan that the parent made finds a distribution whose folder is not called as its metadata say.
-    here = _found(locked, None)
+    here = [*_found(locked, None), *named]  # a scan of this process may be older than the plugin
     if locked in here:
         return
     source = "the process that started this one"
