@@ -99,17 +99,30 @@ def test_new_plugin_gives_its_files_the_usual_permissions(here):
         ("class", "it is a keyword of Python"),
         ("auto", "it is reserved"),
         ("cuda", "it is reserved"),
+        ("my class", "a plugin's name is a-z, 0-9 and _, begins with a letter, and has at most 32 characters"),
         ("core", "its distribution would be deepinfer-core, which is DeepInfer's own"),
         ("v41", "its distribution would be deepinfer-v41, which is DeepInfer's own"),
     ],
 )
 def test_check_name_refuses_it_and_says_why(name, reason):
+    near = {"Acme": "acme", "a-b": "a_b", "a/../b": "a_b", "acme_": "acme", "ac__me": "ac_me", "my class": "my_class"}
     with pytest.raises(InvalidParameter) as caught:
         check_name("sampler", name)
     assert str(caught.value) == (
         f"E_PARAM: a new plugin cannot be named {name!r}\n"
         f"  reason: {reason}\n"
-        "  remedy: choose another name, such as acme_one"
+        f"  remedy: choose another name, such as {near.get(name, 'acme_one')}"
+    )
+
+
+def test_new_plugin_without_a_kind_names_the_kinds_on_one_line(capsys):
+    kinds = "backend, model, sampler, logits-filter, grammar, extension"
+    assert cli.main(["new-plugin"]) == 2
+    assert capsys.readouterr().err == (
+        "deepinfer: E_USAGE: missing argument '{backend|model|sampler|logits-filter|grammar|extension}'. "
+        f"Choose from: {kinds}\n"
+        "  reason: raised while reading: deepinfer new-plugin\n"
+        "  remedy: run: deepinfer new-plugin --help\n"
     )
 
 

@@ -74,7 +74,9 @@ def test_report_of_another_kind_of_file_is_refused(tmp_path: Path) -> None:
     )
     result = run(tmp_path, *OF_SAMPLER, "--report", "absent/report.json")
     assert result.returncode == 4
-    assert "ERROR: --report: " in result.stderr
+    assert result.stderr == (
+        "ERROR: --report absent/report.json: No such file or directory; give files in folders that exist\n\n"
+    )
 
 
 def test_options_are_not_there_without_the_kit(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -16,7 +17,7 @@ from deepinfer_core.doctor import child_tasks
 from deepinfer_core.errors import PluginLockError
 from deepinfer_core.plugins import discovery
 from deepinfer_core.plugins.agreement import agree_on_plugins
-from deepinfer_core.plugins.lock import LockedPlugin, PluginLock, as_data, check_installed
+from deepinfer_core.plugins.lock import LockedPlugin, PluginLock, as_data, check_installed, differs
 from deepinfer_core.plugins.probe import probe_all
 from deepinfer_core.step_choice import GroupChooser
 
@@ -92,6 +93,37 @@ def test_lock_command_that_cannot_write_leaves_the_old_file(alone, tmp_path, cap
         "  reason: No such file or directory\n"
         "  remedy: give --out a file in a folder that exists\n"
     )
+
+
+def test_lock_command_on_a_full_device_says_to_make_room(alone, tmp_path, capsys, monkeypatch):
+    def full(path, text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    alone.add("toy")
+    monkeypatch.setattr("deepinfer_core.cli.plugins_lock.write_whole", full)
+    assert cli.main(["plugins", "lock", "--out", str(tmp_path / "x.lock")]) == 74
+    assert capsys.readouterr().err == (
+        f"deepinfer: E_OUTPUT: cannot write {tmp_path}/x.lock\n"
+        "  reason: No space left on device\n"
+        "  remedy: make room there, or write elsewhere\n"
+    )
+
+
+def test_locked_plugin_whose_manifest_broke_is_told_so(locked, capsys):
+    pinned = json.loads(locked.lock.read_text())["plugins"][0]["manifest"]
+    with (locked.home / "deepinfer.toml").open("a") as manifest:
+        manifest.write("bogus = 1\n")
+    with pytest.raises(PluginLockError) as caught:
+        locked.manager(plugins__lock=str(locked.lock))
+    assert caught.value.what == (
+        "backend toy is not as locked: manifest is unusable (deepinfer.toml: backend 'toy': unknown key 'bogus'), "
+        f"locked is {pinned}"
+    )
+
+
+def test_lock_of_an_editable_plugin_that_differs_does_not_ask_an_index_for_it():
+    error = differs(PLAIN, ("version", "1.0", "1.1"), "plugins.lock", in_place=True)
+    assert error.remedy == "put its source tree back, or lock what is installed: deepinfer plugins lock --out FILE"
 
 
 def test_plugins_as_locked_can_be_used(locked, capsys):

@@ -19,6 +19,15 @@ def test_registry_of_a_good_plugin_is_found_and_not_imported(site):
     assert not (home / "imported").exists()
 
 
+def test_record_of_an_editable_installation_shows_its_whole_folder_and_asks_its_author(site):
+    home = site.add("toy")
+    record = site.record("backend", "toy")
+    assert record.remedy_for("reinstall it") == "reinstall it"
+    record.editable = True
+    assert record.short_location == f"{home} (editable)"
+    assert record.remedy_for("reinstall it") == f"correct it in {home}, or leave it out with --no-plugin toy"
+
+
 @pytest.mark.parametrize(
     ("api", "state"), [(">=1.0,<2", "found"), (">=0.4,<1", "incompatible"), (">=99", "incompatible")]
 )

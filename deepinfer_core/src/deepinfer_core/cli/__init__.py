@@ -167,7 +167,7 @@ def _usage_error(exc: click.UsageError, arguments: Sequence[str]) -> CommandUsag
             return CommandUsageError(what, reason=elsewhere[0], remedy=elsewhere[1])
         what += did_you_mean(exc.option_name, known)
         return CommandUsageError(what, reason=f"{path} has no such option", remedy=remedy)
-    text = exc.format_message().rstrip(".")
+    text = " ".join(exc.format_message().split()).rstrip(".")  # click puts each choice on a line
     return CommandUsageError(text[:1].lower() + text[1:], reason=f"raised while reading: {path}", remedy=remedy)
 
 

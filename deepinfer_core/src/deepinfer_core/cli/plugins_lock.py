@@ -9,6 +9,7 @@ import attrs
 import click
 
 from deepinfer_core.cli.state import CommandState, common_options
+from deepinfer_core.cli.streams import unwritable
 from deepinfer_core.errors import OutputError
 from deepinfer_core.plugins.lock import PluginLock
 from deepinfer_core.plugins.registry import Registry
@@ -46,6 +47,8 @@ def lock(state: CommandState, names: tuple[str, ...], out: Path | None) -> None:
     try:
         write_whole(out, text)
     except OSError as exc:
-        raise OutputError(
-            f"cannot write {out}", reason=exc.strerror or str(exc), remedy="give --out a file in a folder that exists"
-        ) from exc
+        if isinstance(exc, FileNotFoundError | NotADirectoryError | IsADirectoryError):
+            raise OutputError(
+                f"cannot write {out}", reason=exc.strerror, remedy="give --out a file in a folder that exists"
+            ) from exc
+        raise unwritable(str(out), exc) from exc

@@ -32,4 +32,11 @@ def areas(tests: list[dict[str, Any]]) -> list[dict[str, Any]]:
         counts = {outcome: sum(test["outcome"] == outcome for test in members) for outcome in ORDER}
         seconds = sum(test["seconds"] for test in members)
         result.append({"name": name, "tests": members, "counts": counts, "seconds": seconds})
-    return sorted(result, key=lambda area: (not (area["counts"]["failed"] or area["counts"]["error"]), area["name"]))
+    return sorted(result, key=_rank)
+
+
+def _rank(area: Mapping[str, Any]) -> tuple[int, str]:
+    """Areas with something bad first; last those of which nothing ran, such as all that a row sampler does not have."""
+    counts = area["counts"]
+    bad = counts["failed"] or counts["error"]
+    return (0 if bad else 2 if counts["skipped"] == len(area["tests"]) else 1), area["name"]

@@ -56,7 +56,8 @@ class Recorder:
         try:
             self._write(Collected(), complete=False)
         except OSError as exc:
-            raise pytest.UsageError(f"--report: {exc.filename}: {exc.strerror}") from exc
+            shown = " ".join(str(path) for path in self.files)
+            raise pytest.UsageError(f"--report {shown}: {exc.strerror}; give files in folders that exist") from exc
         except ModuleNotFoundError as exc:
             raise pytest.UsageError(
                 f"--report FILE.html needs {exc.name}: pip install 'deepinfer-core[conformance]'"

@@ -115,7 +115,9 @@ def _child_error(record: PluginRecord, result: ChildResult, subject: str) -> dic
         "code": "E_PLUGIN",
         "message": f"{record.title}: {result.told(subject)}",
         "reason": f"it ran {record.entry.value} in a process of its own",
-        "remedy": f"reinstall or update {record.distribution}, or leave it out with --no-plugin {record.name}",
+        "remedy": record.remedy_for(
+            f"reinstall or update {record.distribution}, or leave it out with --no-plugin {record.name}"
+        ),
     }
 
 

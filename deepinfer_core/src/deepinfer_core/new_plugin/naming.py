@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import re
 from collections.abc import Collection
 from importlib import metadata
 
@@ -97,9 +98,11 @@ def check_name(kind: str, name: str, commands: Collection[str] = ()) -> Names:
 
 
 def _refused(name: str, reason: str) -> InvalidParameter:
+    spelt = re.sub(r"[\W_]+", "_", name.lower()).strip("_")
+    near = spelt if spelt != name and NAME.fullmatch(spelt) and not keyword.iskeyword(spelt) else "acme_one"
     return InvalidParameter(
         f"a new plugin cannot be named {name!r}",
         reason=reason,
-        remedy="choose another name, such as acme_one",
+        remedy=f"choose another name, such as {near}",
         details={"field": "name", "value": name},
     )

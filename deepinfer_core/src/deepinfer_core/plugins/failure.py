@@ -29,7 +29,9 @@ def plugin_failure(record: PluginRecord, phase: str, exc: BaseException) -> Deep
         f"{record.title} failed in {phase}: {exception_text(exc)}",
         reason=f"raised at {blame(exc, record.entry.value)}",
         remedy=_import_remedy(record, exc)
-        or f"reinstall or update {record.distribution}, or leave it out with --no-plugin {record.name}",
+        or record.remedy_for(
+            f"reinstall or update {record.distribution}, or leave it out with --no-plugin {record.name}"
+        ),
         details={"plugin": record.key, "distribution": record.distribution, "phase": phase},
     )
 

@@ -172,13 +172,19 @@ def _contracts(manifest: Manifest | None) -> dict[str, str]:
     return {name: f"{table.fields}:{table.chain}" for name, table in sorted(tables.items())}
 
 
-def differs(locked: LockedPlugin, difference: tuple[str, object, object], source: str) -> PluginLockError:
-    """The error for a plugin that is not as it was locked: ``difference`` is field, locked value, value here."""
+def differs(
+    locked: LockedPlugin, difference: tuple[str, object, object], source: str, *, in_place: bool = False
+) -> PluginLockError:
+    """The error for a plugin that is not as it was locked: ``difference`` is field, locked value, value here.
+
+    :param in_place: It is an editable installation, which no index can put back.
+    """
     name, wanted, here = difference
+    again = "put its source tree back" if in_place else "pip install --force-reinstall {0.distribution}=={0.version}"
     return PluginLockError(
         f"{locked.kind} {locked.name} is not as locked: {name} is {_shown(here)}, locked is {_shown(wanted)}",
         reason=f"{source} has {locked.distribution} {locked.version}",
-        remedy=f"pip install --force-reinstall {locked.distribution}=={locked.version}, {_RENEW}",
+        remedy=f"{again.format(locked)}, {_RENEW}",
         details={"plugin": locked.key, "field": name, "locked": wanted, "here": here},
     )
 

@@ -31,7 +31,9 @@ def apply_lock(records: Sequence[PluginRecord], lock: PluginLock) -> list[Plugin
         if not found:
             problems.append(absent(locked, lock.source))
         elif difference := locked.difference(LockedPlugin.of(found[0])):
-            error = differs(locked, difference, lock.source)
+            if difference[0] == "manifest" and found[0].state == "invalid":  # there is one, which says nothing
+                difference = ("manifest", locked.manifest, f"unusable ({found[0].detail})")
+            error = differs(locked, difference, lock.source, in_place=found[0].editable)
             found[0].end("incompatible", "lock", error, error.what.partition(": ")[2])
             if found[0].state != "disabled":
                 problems.append(error)

@@ -152,7 +152,7 @@ class PluginManager:
                 PluginError(
                     f"{record.title} does not implement {', '.join(lacking)}",
                     reason=f"a {record.kind} plugin needs {', '.join(REQUIRED_HOOKS[record.kind])}",
-                    remedy=f"ask the authors of {record.distribution}, or pip uninstall it",
+                    remedy=record.remedy_for(f"ask the authors of {record.distribution}, or pip uninstall it"),
                 ),
             )
         return not lacking

@@ -93,10 +93,16 @@ class PluginRecord:
 
     @property
     def short_location(self) -> str:
-        """``site-packages/acme``: enough to see a stale installation; :attr:`folder` has the whole path."""
+        """``site-packages/acme``, or the whole path of an editable one: all of those end with ``src/acme``."""
         if self.folder is None:
             return "-"
-        return "/".join(self.folder.parts[-2:]) + (" (editable)" if self.editable else "")
+        return f"{self.folder} (editable)" if self.editable else "/".join(self.folder.parts[-2:])
+
+    def remedy_for(self, users: str) -> str:
+        """``users``, or what the author does, who is the one to have the plugin installed in place."""
+        if not self.editable or self.folder is None:
+            return users
+        return f"correct it in {self.folder}, or leave it out with --no-plugin {self.name}"
 
     def end(self, state: State, phase: str, error: DeepInferError, note: str = "") -> None:
         """Enter an end state. The first one stays: a later failure would hide its cause."""

@@ -60,7 +60,7 @@ def _of_plugin(record: PluginRecord, problem: ManifestError) -> ManifestError:
     return ManifestError(
         f"{record.title} has an invalid description: {problem.what}",
         reason=problem.reason or f"nothing of {record.distribution} is imported unless its description is sound",
-        remedy=problem.remedy or f"ask the authors of {record.distribution}, or pip uninstall it",
+        remedy=problem.remedy or record.remedy_for(f"ask the authors of {record.distribution}, or pip uninstall it"),
     )
 
 
