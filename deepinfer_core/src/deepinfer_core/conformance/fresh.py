@@ -13,7 +13,18 @@ from deepinfer_core.conformance.failures import fail, require, require_equal
 from deepinfer_core.conformance.observed import MARK
 from deepinfer_core.plugins.child import run_children
 
-_HOMES = ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "USERPROFILE", "APPDATA")
+_HOMES = (
+    "HOME",
+    "XDG_CACHE_HOME",
+    "XDG_CONFIG_HOME",
+    "XDG_DATA_HOME",
+    "XDG_STATE_HOME",
+    "USERPROFILE",
+    "APPDATA",
+    "TMPDIR",
+    "TEMP",
+    "TMP",
+)
 
 
 def run_fresh(
@@ -46,9 +57,10 @@ def run_fresh(
     answer: dict[str, Any] = result.answer
     require_equal(result.stdout, "", f"{what} writes to standard output, which carries results only")
     left = sorted(path.relative_to(work).as_posix() for path in work.rglob("*"))
-    require(not left, f"{what} leaves files in the working or home directory", got=left[:8])
+    require(not left, f"{what} leaves files in the working, home or temporary directory", got=left[:8])
     require_equal(answer["directory"], str(work.resolve()), f"{what} changes the working directory")
     require(not answer["processes"], f"{what} leaves processes behind", got=answer["processes"])
+    require(not answer["threads"], f"{what} leaves threads behind", got=answer["threads"])
     require(not answer["initialised"], f"{what} initialises a device", got=answer["initialised"])
     require(not answer["devices"], f"{what} holds a device file open", got=answer["devices"])
     return answer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def _state() -> dict[str, Any]:
         "initialised": _initialised(),
         "devices": _open_devices(),
         "processes": _started(),
+        "threads": sorted(t.name for t in threading.enumerate() if t is not threading.current_thread()),
         "directory": os.getcwd(),
     }
 
@@ -65,13 +67,16 @@ def _open_devices() -> list[str]:
 
 
 def _started() -> int:
-    """Processes besides this one that carry the mark."""
+    """Processes besides this one that carry the mark, or that are its children."""
+    from deepinfer_core.conformance.process_state import children
+
+    own = children()
     mark = f"{MARK}={os.environ.get(MARK, '')}".encode()
     count = 0
     for entry in Path("/proc").glob("[0-9]*"):
         if int(entry.name) != os.getpid():
             try:
-                count += mark in (entry / "environ").read_bytes().split(b"\0")
+                count += int(entry.name) in own or mark in (entry / "environ").read_bytes().split(b"\0")
             except OSError:  # ended meanwhile, or of another user
                 continue
     return count

@@ -40,6 +40,9 @@ def _value(described: str, first: int, length: int) -> Any:
     if values is None:
         values = np.arange(first, first + length * max(width, 1))
     array = values.astype(DTYPES[dtype][0])
+    if len(array) > 2 and array.dtype.kind in "iuf":  # the ends of its range: a sign, a top bit
+        limits = np.finfo(array.dtype) if array.dtype.kind == "f" else np.iinfo(array.dtype)
+        array[-2:] = limits.min, limits.max
     return array.reshape(length, width) if width else array
 
 

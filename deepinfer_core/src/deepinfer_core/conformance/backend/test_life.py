@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from deepinfer_core.conformance.failures import require, require_equal, require_no_error, require_raises
+from deepinfer_core.conformance.process_state import changed_settings, held, process_settings
 from deepinfer_core.conformance.repeats import compare_bits
 from deepinfer_core.conformance.subject import Subject
 from deepinfer_core.errors import DeepInferError
@@ -66,6 +67,25 @@ def test_backend_behind_a_closed_one_computes_the_same(device: torch.device, sub
             results.append(made.ops["norm.rms"](x, weight, eps=1e-6))
         made.close()
     compare_bits(results[0], results[1], "a backend behind a closed one computes something else", op="norm.rms")
+
+
+def test_close_gives_back_threads_files_and_processes(subject: Subject, hooks: Hooks) -> None:
+    """The first backend of a process may start what stays; a further one that is closed leaves nothing more."""
+    for _ in range(2):
+        hooks.backend_create(subject.record, None, hooks.manager.config).close()
+    before = held()
+    for _ in range(4):
+        hooks.backend_create(subject.record, None, hooks.manager.config).close()
+    more = {what: count for what, count in (held() - before).items() if count >= 4}
+    require(not more, "four backends were made and closed, and something of each is left", got=more)
+
+
+def test_life_of_a_backend_leaves_the_settings_of_the_process_alone(subject: Subject, hooks: Hooks) -> None:
+    """Random numbers, the default dtype and the environment belong to everybody in the process."""
+    before = process_settings()
+    hooks.backend_create(subject.record, None, hooks.manager.config).close()
+    changed = changed_settings(before)
+    require(not changed, "making and closing a backend changes settings of the process", got=changed)
 
 
 def require_no_device_twice(backend: Any) -> None:

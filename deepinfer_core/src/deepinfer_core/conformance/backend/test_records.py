@@ -88,6 +88,13 @@ def test_values_come_back_to_the_host(backend: Any, device: torch.device, dtype:
         require(np.array_equal(host, wanted), "to_host changes values", case=case)
 
 
+def test_arrays_on_the_host_are_each_their_own(backend: Any, device: torch.device) -> None:
+    """Results of two steps are read while both are in flight: no buffer is used twice."""
+    tensors = [torch.full((3, 4), float(value), device=device) for value in (1, 2)]
+    first, second = (backend.to_host(tensor) for tensor in tensors)
+    require(bool((first == 1).all()) and bool((second == 2).all()), "a second to_host overwrites what the first gave")
+
+
 def test_array_of_the_host_passes_through(backend: Any) -> None:
     """A sampler's output may be of numpy already."""
     values = np.arange(4, dtype=np.int32)

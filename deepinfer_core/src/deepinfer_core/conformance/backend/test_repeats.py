@@ -8,9 +8,13 @@ import pytest
 import torch
 
 from deepinfer_core.conformance.backend.steps import step_calls
-from deepinfer_core.conformance.repeats import compare_bits, run_twice
+from deepinfer_core.conformance.failures import require
+from deepinfer_core.conformance.process_state import changed_settings, process_settings
+from deepinfer_core.conformance.repeats import compare_bits, run_twice, walk
 
 pytestmark = pytest.mark.level("smoke")
+WRITING = ("cache.store",)
+"""Ops whose result lies in memory that they are given."""
 
 
 def test_ops_of_a_step_repeat_themselves(backend: Any, device: torch.device, generator: torch.Generator) -> None:
@@ -26,6 +30,32 @@ def test_ops_of_a_step_repeat_themselves_with_others_between(
     first = {op: _copied(call()) for op, call in calls.items()}
     for op in reversed(list(calls)):
         compare_bits(first[op], _copied(calls[op]()), "a run behind other ops differs", op=op)
+
+
+def test_results_of_two_calls_do_not_share_memory(
+    backend: Any, device: torch.device, generator: torch.Generator
+) -> None:
+    """A result is still read when the op is called again: a buffer that the op keeps may not be given out twice."""
+    for op, call in step_calls(backend, device, generator).items():
+        if op in WRITING:
+            continue
+        first = call()
+        kept = _copied(first)
+        for _, tensor in walk(call()):
+            if isinstance(tensor, torch.Tensor) and tensor.numel():
+                tensor.view(torch.uint8).fill_(0x5A) if tensor.is_contiguous() else tensor.zero_()
+        compare_bits(kept, first, "a second call overwrites the result of the first", op=op)
+
+
+def test_ops_of_a_step_leave_the_settings_of_the_process_alone(
+    backend: Any, device: torch.device, generator: torch.Generator
+) -> None:
+    """The engine, and other backends, live in the same process."""
+    for op, call in step_calls(backend, device, generator).items():
+        before = process_settings()
+        call()
+        changed = changed_settings(before)
+        require(not changed, "an op changes a setting of the process", op=op, got=changed)
 
 
 def _copied(result: Any) -> Any:

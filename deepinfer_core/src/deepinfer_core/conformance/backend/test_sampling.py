@@ -50,7 +50,7 @@ def masked(logits: Tensor, masks: list[list[int]], reqs: list[int], first_row: l
 
 @pytest.mark.op(MASK)
 @pytest.mark.level("smoke")
-@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 64, 1000])
+@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 64, 1000, 4099])
 def test_a_mask_forbids_the_tokens_of_its_clear_bits(
     backend: Any, device: Any, generator: Any, tolerance: Any, guarded: Any, vocab: int
 ) -> None:
@@ -243,6 +243,19 @@ def test_the_least_and_the_greatest_key_draw_the_first_and_the_last_token_with_w
         seeds = [reference.seed_of_key(0, position, case), reference.seed_of_key(2**64 - 1, position, case)]
         got = draw(backend, device, p.log(), seeds, [position] * 2, case)
         require_equal(got.tolist(), [2, 5], "tokens of the keys 0 and 2^64 - 1", op=DRAW, case=case, position=position)
+
+
+@pytest.mark.op(DRAW)
+@pytest.mark.level("smoke")
+def test_keys_on_either_side_of_a_boundary_draw_its_two_tokens(backend: Any, device: Any) -> None:
+    """A chance that is off by one in a hundred thousand moves the boundary past one of the keys."""
+    p = torch.tensor([0.125, 0.25, 0.5, 0.0, 0.0625, 0.0625])
+    for token, boundary in ((0, 0.125), (1, 0.375), (2, 0.875), (4, 0.9375)):
+        keys = [int(boundary * 2**64) + side * (1 << 64) // 200_000 for side in (-1, 1)]
+        seeds = [reference.seed_of_key(k, 11, 0) for k in keys]
+        got = draw(backend, device, p.log().repeat(2, 1), seeds, [11, 11])
+        behind = 4 if token == 2 else token + 1
+        require_equal(got.tolist(), [token, behind], "tokens around a boundary", op=DRAW, case=f"boundary {boundary}")
 
 
 @pytest.mark.op(DRAW)
