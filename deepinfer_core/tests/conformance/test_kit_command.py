@@ -66,6 +66,39 @@ def test_unknown_level_is_refused(tmp_path: Path) -> None:
     assert "argument --level: invalid choice: 'hard' (choose from " in result.stderr
 
 
+def test_options_of_another_kind_are_refused(tmp_path: Path) -> None:
+    for option, value, wanted in (("checkpoint", ".", "--model"), ("params", "{}", "--sampler or --logits-filter")):
+        result = run(tmp_path, KIT_NAME, "--backend", "cpu", f"--{option}", value)
+        expected = f"ERROR: --{option} goes with {wanted}, and not with --backend\n\n"
+        assert (result.returncode, result.stderr) == (4, expected)
+
+
+def test_checkpoint_that_is_not_there_is_refused_before_any_test(tmp_path: Path) -> None:
+    result = run(tmp_path, KIT_NAME, "--model", "deepseek_v41", "--checkpoint", "absent")
+    assert (result.returncode, result.stderr) == (
+        4,
+        "ERROR: --checkpoint absent: there is no config.json in it, so it is no checkpoint\n\n",
+    )
+
+
+def test_params_that_are_no_json_are_refused_before_any_test(tmp_path: Path) -> None:
+    result = run(tmp_path, *OF_SAMPLER, "--params", "[1")
+    assert result.returncode == 4
+    assert result.stderr.startswith("ERROR: --params is not JSON: ")
+
+
+def test_test_that_hangs_fails_at_the_time_limit(tmp_path: Path) -> None:
+    """Half a millisecond is less than any test takes that makes a process of its own."""
+    data, result = report(
+        tmp_path, f"{KIT_NAME}.common.test_import", "--sampler", "canonical", "--time-limit", "0.0005"
+    )
+    assert result.returncode == 1
+    [test] = data["tests"]
+    assert test["typed"]
+    assert test["reason"].startswith("the test does not come to an end\n")
+    assert test["reason"].endswith("limit: 0.0005 s (--time-limit)")
+
+
 def test_report_of_another_kind_of_file_is_refused(tmp_path: Path) -> None:
     result = run(tmp_path, *OF_SAMPLER, "--report", "report.xml")
     assert (result.returncode, result.stderr) == (

@@ -263,6 +263,12 @@ PYPROJECT, TOML, CODE = "pyproject.toml", "src/acme_toy/deepinfer.toml", "src/ac
         (
             CODE,
             "raise SystemExit('imported')",
+            f"x = {'-' * 200_000}1",
+            "problem code: acme_toy/plugin.py is no Python: it is nested too deeply",
+        ),
+        (
+            CODE,
+            "raise SystemExit('imported')",
             "try:\n    import torch.nn\nfinally:\n    pass",
             "problem import budget: acme_toy/plugin.py:3 imports torch when the plugin is loaded",
         ),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from deepinfer_core.conformance.kinds import DEFAULT_LEVEL, KINDS, LEVELS, option_of
 
 PREFIX = "conformance_"
+_ONLY_FOR = {"checkpoint": ("model",), "params": ("sampler", "logits_filter")}
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -23,6 +26,11 @@ def add_options(parser: pytest.Parser) -> None:
         ("--params", "params", {"metavar": "JSON", "help": "parameters of the sampler or logits filter, as an object"}),
         ("--level", "level", {"choices": LEVELS, "default": DEFAULT_LEVEL, "help": "how much to test (core)"}),
         ("--report", "report", {"metavar": "FILE", "action": "append", "default": [], "help": "write .json or .html"}),
+        (
+            "--time-limit",
+            "time_limit",
+            {"metavar": "SECONDS", "type": float, "default": 300.0, "help": "of a test (300)"},
+        ),
         ("--known-failures", "known_failures", {"metavar": "FILE", "help": "tests that fail (./conformance.toml)"}),
     ]
     group = parser.getgroup("deepinfer_conformance", "conformance kit of DeepInfer")
@@ -34,6 +42,23 @@ def add_options(parser: pytest.Parser) -> None:
                 f"the conformance kit needs the option {name}, which another pytest plugin has: {exc}; "
                 "switch that plugin off with -p no:NAME"
             ) from exc
+
+
+def check_options(config: pytest.Config, kind: str) -> None:
+    """Refuse options that say nothing about a plugin of ``kind``, and a checkpoint that is not there.
+
+    :raises pytest.UsageError: naming the option.
+    """
+    for name, kinds in _ONLY_FOR.items():
+        if option(config, name) is not None and kind not in kinds:
+            wanted = " or ".join(option_of(kind) for kind in kinds)
+            raise pytest.UsageError(f"--{name} goes with {wanted}, and not with {option_of(kind)}")
+    from deepinfer_core.conformance.part import params_of
+
+    params_of(config)
+    checkpoint = option(config, "checkpoint")
+    if checkpoint is not None and not Path(str(checkpoint), "config.json").is_file():
+        raise pytest.UsageError(f"--checkpoint {checkpoint}: there is no config.json in it, so it is no checkpoint")
 
 
 def option(config: pytest.Config, name: str) -> object:

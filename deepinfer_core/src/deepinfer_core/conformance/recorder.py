@@ -92,7 +92,7 @@ class Recorder:
             return []
         lines = [f"conformance of {self.subject.record.title}: {self.document['verdict']['text']}"]
         untested = [c["claim"] for c in self.document["claims"] if c["status"] == "claimed, not tested"]
-        if untested:
+        if untested and self.document["verdict"]["word"] in ("passed", "failed") and not self.document["partial"]:
             lines.append(f"claimed, not tested: {', '.join(untested)}")
         return lines + [f"report: {path}" for path in self.files]
 

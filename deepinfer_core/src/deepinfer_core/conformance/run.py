@@ -12,7 +12,7 @@ from attrs import asdict
 from deepinfer_core.conformance.failures import ConformanceFailure
 from deepinfer_core.conformance.kinds import COMMON, KINDS, option_names, option_of
 from deepinfer_core.conformance.known_failures import KnownFailuresError, read_known_failures, unmatched
-from deepinfer_core.conformance.options import option
+from deepinfer_core.conformance.options import check_options, option
 from deepinfer_core.conformance.recorder import Recorder
 from deepinfer_core.conformance.selection import (
     Collected,
@@ -23,6 +23,7 @@ from deepinfer_core.conformance.selection import (
     within_level,
 )
 from deepinfer_core.conformance.subject import Subject, find_subject, refusal
+from deepinfer_core.conformance.time_limit import time_limit
 from deepinfer_core.errors import DeepInferError
 
 SUBJECT = pytest.StashKey[Subject]()
@@ -39,6 +40,7 @@ class Kit:
         self.config = config
         self.collected = Collected()
         self.recorder: Recorder | None = None
+        self.limit_s = 0.0
 
     @property
     def subject(self) -> Subject:
@@ -65,6 +67,8 @@ class Kit:
                 f"{given} are two runs of the conformance kit, with a report each; give one of them"
             )
         [(kind, name)] = chosen.items()
+        check_options(config, kind)
+        self.limit_s = float(str(option(config, "time_limit")))
         named = option(config, "known_failures")
         try:
             self.known = read_known_failures(Path(str(named)) if named is not None else None)
@@ -122,6 +126,17 @@ class Kit:
         self.collected = Collected([fact.as_record() for fact in facts.values()], left_out, reasons, stale)
 
     # --- tests ----------------------------------------------------------------------------------------------
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self) -> Generator[None, None, None]:
+        """Making the plugin under test may hang as well."""
+        with time_limit(self.limit_s):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self) -> Generator[None, None, None]:
+        with time_limit(self.limit_s):
+            return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, object, object]:

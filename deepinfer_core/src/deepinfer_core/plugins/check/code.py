@@ -70,10 +70,16 @@ def read_module(files: Files, module: str) -> ModuleText:
     try:
         tree = walk.tree(path)
         walk.follow(module, tree, path)
-    except (SyntaxError, ValueError, RecursionError) as exc:
-        where = f"{exc.filename or path}:{exc.lineno}" if isinstance(exc, SyntaxError) else path
-        return ModuleText(problem=f"{where} is no Python: {exc.msg if isinstance(exc, SyntaxError) else exc}")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as exc:  # the last: nested beyond what ast takes
+        where = f"{exc.filename or path}:{exc.lineno}" if isinstance(exc, SyntaxError) and exc.lineno else path
+        return ModuleText(problem=f"{where} is no Python: {_reason(exc)}")
     return ModuleText(tuple(_hooks(tree, path)), tuple(walk.heavy))
+
+
+def _reason(exc: Exception) -> str:
+    if isinstance(exc, SyntaxError):
+        return exc.msg
+    return "it is nested too deeply" if isinstance(exc, RecursionError | MemoryError) else str(exc)
 
 
 @frozen

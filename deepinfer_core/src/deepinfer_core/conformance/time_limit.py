@@ -1,0 +1,45 @@
+"""A test that hangs fails instead: a plugin that waits for ever would otherwise leave no report."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+from deepinfer_core.conformance.failures import ConformanceFailure
+
+AGAIN_S = 5.0
+"""The failure is raised again after so long: code that catches everything may have caught the first one."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise ConformanceFailure inside the block once it has run for ``seconds``; 0 is no limit.
+
+    Python code is interrupted; a call of compiled code that never comes back is not. Nothing is limited outside of the
+    main thread, without ``SIGALRM``, and where somebody else (pytest-timeout) has set that timer.
+    """
+    if not _can_limit(seconds):
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else None
+        raise ConformanceFailure("the test does not come to an end", where=where, limit=f"{seconds:g} s (--time-limit)")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _can_limit(seconds: float) -> bool:
+    if seconds <= 0 or not hasattr(signal, "setitimer"):
+        return False
+    return threading.current_thread() is threading.main_thread() and signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
