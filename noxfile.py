@@ -63,6 +63,8 @@ nox.options.sessions = list(GATE)
 
 os.environ.setdefault("UV_PYTHON_DOWNLOADS", "never")
 os.environ.setdefault("UV_FIND_LINKS", os.environ.get("PIP_FIND_LINKS", ""))
+if os.environ.get("PIP_CERT"):  # uv does not know how pip was told of a certificate
+    os.environ.setdefault("SSL_CERT_FILE", os.environ["PIP_CERT"])
 # Interpreters kept by pyenv are found only on PATH.
 PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
 PYENV_BINS = [str(version / "bin") for version in sorted(PYENV.glob("3.1*"))]

@@ -1,7 +1,9 @@
 """The C sources with each compiler that is present: no warning, and the core program runs."""
 
+import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 from c_build import FLAGS, NATIVE, SOURCES, WRAP, link, run
@@ -46,3 +48,16 @@ def test_units_program_passes(compiler, tmp_path):
     program = tmp_path / "units_program"
     run([compiler, *FLAGS, *STRICT, "-O1", *UNITS, NATIVE / "tests" / "c" / "units_program.c", "-o", program])
     assert run([program]).splitlines()[-1] == "ok"
+
+
+def test_build_without_a_compiler_says_what_to_install(tmp_path):
+    pytest.importorskip("setuptools")
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--build-temp", tmp_path, "--build-lib", tmp_path]
+    done = subprocess.run(
+        command, cwd=NATIVE, env={**os.environ, "CC": "no-such-cc"}, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        1,
+        "error: deepinfer-native needs a C11 compiler, and no-such-cc is not on PATH. Install one "
+        "(Debian, Ubuntu: apt install gcc; Fedora: dnf install gcc), or name yours: CC=clang pip install ...",
+    )

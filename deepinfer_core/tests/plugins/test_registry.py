@@ -281,3 +281,20 @@ def test_registry_refuses_prefix_hashes_that_do_not_fit(site, change):
     assert site.record("backend", "toy").detail == (
         "deepinfer.toml: contracts.Limits: chains must be 2 times 16 hexadecimal digits, the last ones 2222222222222222"
     )
+
+
+def test_registry_of_a_package_that_a_folder_hides_says_which_and_where_the_installed_one_is(
+    site, tmp_path, monkeypatch
+):
+    site.add("toy")
+    hiding = tmp_path / "sources" / "acme_toy"
+    hiding.mkdir(parents=True)
+    (hiding / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(hiding.parent)
+    record = site.record("backend", "toy")
+    assert record.state == "invalid"
+    assert str(record.error) == (
+        f"E_MANIFEST: backend toy (acme-toy 1.0) has an invalid description: deepinfer.toml is missing in {hiding}\n"
+        f"  reason: {hiding} hides the installed acme-toy in {site.folder}\n"
+        "  remedy: take that folder off the import path (PYTHONPATH, or the working directory)"
+    )

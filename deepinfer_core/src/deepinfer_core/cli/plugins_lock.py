@@ -49,6 +49,8 @@ def lock(state: CommandState, names: tuple[str, ...], out: Path | None) -> None:
     except OSError as exc:
         if isinstance(exc, FileNotFoundError | NotADirectoryError | IsADirectoryError):
             raise OutputError(
-                f"cannot write {out}", reason=exc.strerror, remedy="give --out a file in a folder that exists"
+                f"cannot write {out}",
+                reason=exc.strerror or str(exc),
+                remedy="give --out a file in a folder that exists",
             ) from exc
         raise unwritable(str(out), exc) from exc

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.machinery import PathFinder
+from pathlib import Path
 
 from deepinfer_core import API_VERSION
 from deepinfer_core.config import PluginSettings
@@ -57,11 +58,27 @@ def _disabled_by(record: PluginRecord, settings: PluginSettings) -> str:
 
 def _of_plugin(record: PluginRecord, problem: ManifestError) -> ManifestError:
     """The problem, told as one of this plugin."""
+    home = _hidden_home(record)
+    if home is not None and not problem.remedy:
+        return ManifestError(
+            f"{record.title} has an invalid description: {problem.what}",
+            reason=f"{record.folder} hides the installed {record.distribution} in {home}",
+            remedy="take that folder off the import path (PYTHONPATH, or the working directory)",
+        )
     return ManifestError(
         f"{record.title} has an invalid description: {problem.what}",
         reason=problem.reason or f"nothing of {record.distribution} is imported unless its description is sound",
         remedy=problem.remedy or record.remedy_for(f"ask the authors of {record.distribution}, or pip uninstall it"),
     )
+
+
+def _hidden_home(record: PluginRecord) -> Path | None:
+    """Where the distribution is installed, if its package was found somewhere else."""
+    dist = record.entry.dist
+    if dist is None or record.folder is None:
+        return None
+    home = (editable_folder(dist) or Path(str(dist.locate_file("")))).resolve()
+    return None if record.folder.resolve().is_relative_to(home) else home
 
 
 def _not_there(record: PluginRecord) -> ManifestError | None:
