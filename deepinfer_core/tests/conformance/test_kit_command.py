@@ -99,6 +99,18 @@ def test_test_that_hangs_fails_at_the_time_limit(tmp_path: Path) -> None:
     assert test["reason"].endswith("limit: 0.0005 s (--time-limit)")
 
 
+def test_option_that_another_plugin_has_is_refused_by_name(tmp_path: Path) -> None:
+    source = 'def pytest_addoption(parser):\n    parser.addoption("--backend")\n'
+    (tmp_path / "acme_options.py").write_text(source, encoding="utf-8")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    result = run(tmp_path, KIT_NAME, "-p", "acme_options", "--sampler", "canonical", PYTHONPATH=path)
+    assert result.returncode == 4
+    assert result.stderr == (
+        "ERROR: the conformance kit needs the option --backend, which another pytest plugin has; "
+        "switch that plugin off with -p no:NAME\n\n"
+    )
+
+
 def test_report_of_another_kind_of_file_is_refused(tmp_path: Path) -> None:
     result = run(tmp_path, *OF_SAMPLER, "--report", "report.xml")
     assert (result.returncode, result.stderr) == (

@@ -33,15 +33,17 @@ def add_options(parser: pytest.Parser) -> None:
         ),
         ("--known-failures", "known_failures", {"metavar": "FILE", "help": "tests that fail (./conformance.toml)"}),
     ]
+    groups = [*getattr(parser, "_groups", ()), getattr(parser, "_anonymous", None)]
+    # pytest itself sees a clash within one group only; between two it ends in a traceback of argparse
+    taken = {name for known in groups if known is not None for entry in known.options for name in entry.names()}
     group = parser.getgroup("deepinfer_conformance", "conformance kit of DeepInfer")
     for name, dest, attributes in options:
-        try:
-            group.addoption(name, dest=PREFIX + dest, **attributes)
-        except ValueError as exc:
+        if name in taken:
             raise pytest.UsageError(
-                f"the conformance kit needs the option {name}, which another pytest plugin has: {exc}; "
+                f"the conformance kit needs the option {name}, which another pytest plugin has; "
                 "switch that plugin off with -p no:NAME"
-            ) from exc
+            )
+        group.addoption(name, dest=PREFIX + dest, **attributes)
 
 
 def check_options(config: pytest.Config, kind: str) -> None:

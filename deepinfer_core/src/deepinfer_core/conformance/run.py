@@ -23,7 +23,7 @@ from deepinfer_core.conformance.selection import (
     within_level,
 )
 from deepinfer_core.conformance.subject import Subject, find_subject, refusal
-from deepinfer_core.conformance.time_limit import time_limit
+from deepinfer_core.conformance.time_limit import TimeLimitReached, time_limit
 from deepinfer_core.errors import DeepInferError
 
 SUBJECT = pytest.StashKey[Subject]()
@@ -162,7 +162,7 @@ class Kit:
             report.sections.append(("seeds", ", ".join(str(seed) for seed in notes["seeds"])))
         if call.excinfo is not None:
             shown = call.excinfo.value
-            kit_made = isinstance(shown, ConformanceFailure | DeepInferError)
+            kit_made = isinstance(shown, ConformanceFailure | TimeLimitReached | DeepInferError)
             report.user_properties = [
                 *report.user_properties,
                 ("deepinfer_failure", {"text": str(shown) if kit_made else call.excinfo.exconly(), "typed": kit_made}),

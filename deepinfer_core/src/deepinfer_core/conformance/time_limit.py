@@ -9,15 +9,17 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-from deepinfer_core.conformance.failures import ConformanceFailure
-
 AGAIN_S = 5.0
 """The failure is raised again after so long: code that catches everything may have caught the first one."""
 
 
+class TimeLimitReached(BaseException):
+    """A test took too long. No ``Exception``, so that the code that hangs does not catch it as a fault of its own."""
+
+
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise ConformanceFailure inside the block once it has run for ``seconds``; 0 is no limit.
+    """Raise TimeLimitReached inside the block once it has run for ``seconds``; 0 is no limit.
 
     Python code is interrupted; a call of compiled code that never comes back is not. Nothing is limited outside of the
     main thread, without ``SIGALRM``, and where somebody else (pytest-timeout) has set that timer.
@@ -27,8 +29,10 @@ def time_limit(seconds: float) -> Iterator[None]:
         return
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
-        where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else None
-        raise ConformanceFailure("the test does not come to an end", where=where, limit=f"{seconds:g} s (--time-limit)")
+        where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "unknown"
+        raise TimeLimitReached(
+            f"the test does not come to an end\n  where: {where}\n  limit: {seconds:g} s (--time-limit)"
+        )
 
     before = signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
