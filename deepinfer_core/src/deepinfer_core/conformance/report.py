@@ -9,7 +9,6 @@ import json
 import os
 import platform
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -22,6 +21,7 @@ from deepinfer_core.conformance.kinds import LEVELS
 from deepinfer_core.conformance.known_failures import KnownFailure
 from deepinfer_core.conformance.selection import Collected
 from deepinfer_core.conformance.subject import Subject
+from deepinfer_core.whole_file import write_whole
 
 if TYPE_CHECKING:
     from deepinfer_core.conformance.recorder import Outcome
@@ -94,17 +94,7 @@ def write(data: Mapping[str, Any], path: Path) -> None:
         text = render(data)
     else:
         text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_whole(path, text)
 
 
 def within(test: Mapping[str, Any], level: str) -> bool:
