@@ -58,6 +58,8 @@ def test_build_without_a_compiler_says_what_to_install(tmp_path):
     )
     assert (done.returncode, done.stderr.splitlines()[-1]) == (
         1,
-        "error: deepinfer-native needs a C11 compiler, and no-such-cc is not on PATH. Install one "
-        "(Debian, Ubuntu: apt install gcc; Fedora: dnf install gcc), or name yours: CC=clang pip install ...",
+        (
+            "error: deepinfer-native needs a C11 compiler, and no-such-cc is not on PATH. Install one "
+            "(Debian, Ubuntu: apt install gcc; Fedora: dnf install gcc), or name yours: CC=clang pip install ..."
+        ),
     )

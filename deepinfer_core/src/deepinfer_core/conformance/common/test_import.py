@@ -15,7 +15,7 @@ pytestmark = pytest.mark.level("smoke")
 BUDGET_MS = 150.0
 BASELINE_MS = 140.0
 """CPU time of importing what every plugin imports anyway, on the machine for which the budget was set: a slower one
-has a larger budget in proportion."""
+has a larger budget in proportion, and a faster one no smaller one: the 150 ms are what authors were told."""
 ATTEMPTS = 3
 
 
@@ -36,7 +36,7 @@ def test_import_is_within_budget_and_imports_no_torch(
         )
         heavy = answer["heavy"]
         require(not heavy, "the plugin's module imports heavy packages; import them inside hooks", got=heavy)
-        allowed = BUDGET_MS / BASELINE_MS * max(answer["baseline"], BASELINE_MS / 2000)
+        allowed = BUDGET_MS / BASELINE_MS * max(answer["baseline"], BASELINE_MS / 1000)
         if answer["seconds"] <= allowed:
             return
         figures.append(f"{answer['seconds'] * 1000:.0f} ms of {allowed * 1000:.0f}")
