@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -297,4 +298,18 @@ def test_registry_of_a_package_that_a_folder_hides_says_which_and_where_the_inst
         f"E_MANIFEST: backend toy (acme-toy 1.0) has an invalid description: deepinfer.toml is missing in {hiding}\n"
         f"  reason: {hiding} hides the installed acme-toy in {site.folder}\n"
         "  remedy: take that folder off the import path (PYTHONPATH, or the working directory)"
+    )
+
+
+def test_registry_of_an_editable_plugin_with_a_newer_manifest_says_to_install_it_again(site, tmp_path):
+    home = site.add("toy")
+    url = {"url": tmp_path.as_uri(), "dir_info": {"editable": True}}
+    (site.folder / "acme_toy-1.0.dist-info" / "direct_url.json").write_text(json.dumps(url))
+    with (home / "deepinfer.toml").open("a") as manifest:
+        manifest.write('[[sampler]]\nname = "new"\nsummary = "came later"\n')
+    assert str(site.record("backend", "toy").error) == (
+        "E_MANIFEST: backend toy (acme-toy 1.0) has an invalid description: deepinfer.toml: sampler 'new' has no "
+        "entry point in group deepinfer.samplers\n"
+        "  reason: entry points are those of the day it was installed in place; its files are those of today\n"
+        f"  remedy: install it again: pip install -e {tmp_path}"
     )

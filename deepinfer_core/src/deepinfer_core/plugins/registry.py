@@ -100,6 +100,9 @@ class Registry:
         )
 
 
+_AT_INSTALLATION = {"entry_points": "as they were when it was installed"}
+
+
 def _read_manifests(found: list[Found], values: dict[str, list[str]]) -> dict[str, Manifest | ManifestError]:
     """Distribution -> its manifest, or what is wrong with it; a table without its entry point counts as wrong."""
     result: dict[str, Manifest | ManifestError] = {}
@@ -122,10 +125,11 @@ def _manifest_of(values: list[str], entries: set[tuple[str, str]]) -> Manifest:
         if (kind, name) not in entries:
             guess = did_you_mean(name, [entry for entry_kind, entry in entries if entry_kind == kind])
             where = f"has no entry point in group deepinfer.{kind}s"
-            raise ManifestError(f"{manifest.path.name}: {kind} {name!r} {where}{guess}")
+            raise ManifestError(f"{manifest.path.name}: {kind} {name!r} {where}{guess}", details=_AT_INSTALLATION)
     for kind, name in sorted(entries):
         if (kind, name) not in manifest.tables:
-            raise ManifestError(f"{manifest.path.name}: entry point {name!r} has no table [[{kind}]]")
+            what = f"{manifest.path.name}: entry point {name!r} has no table [[{kind}]]"
+            raise ManifestError(what, details=_AT_INSTALLATION)
     return manifest
 
 

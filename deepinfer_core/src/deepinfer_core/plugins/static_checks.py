@@ -65,6 +65,13 @@ def _of_plugin(record: PluginRecord, problem: ManifestError) -> ManifestError:
             reason=f"{record.folder} hides the installed {record.distribution} in {home}",
             remedy="take that folder off the import path (PYTHONPATH, or the working directory)",
         )
+    project = editable_folder(record.entry.dist) if record.entry.dist is not None else None
+    if project is not None and "entry_points" in problem.details:
+        return ManifestError(
+            f"{record.title} has an invalid description: {problem.what}",
+            reason="entry points are those of the day it was installed in place; its files are those of today",
+            remedy=f"install it again: pip install -e {project}",
+        )
     return ManifestError(
         f"{record.title} has an invalid description: {problem.what}",
         reason=problem.reason or f"nothing of {record.distribution} is imported unless its description is sound",
