@@ -15,7 +15,7 @@ from deepinfer_core.cli import main
 from deepinfer_core.types import ModelCard
 
 
-def assemble(config: Any) -> ToyParts:
+def assemble(config: Any, **_: Any) -> ToyParts:
     sys.stderr.write("backend: toy (test)\n")
     path = Path(os.environ["TOY_MODEL"])
     card = ModelCard(path=path, architecture="Toy", model_type="toy", config={})

@@ -29,7 +29,7 @@ class HangingEngine:
         threading.Event().wait()
 
 
-def assemble(config: Any) -> ToyParts:
+def assemble(config: Any, **_: Any) -> ToyParts:
     if "TOY_SWALLOWS_INTERRUPT" in os.environ:  # as compiled code does that finds a Python error set
         with contextlib.suppress(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
