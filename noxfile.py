@@ -164,7 +164,7 @@ def conformance(session: nox.Session) -> None:
         session.run(
             *("python", "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile"),
             *("--pyargs", "deepinfer_core.conformance", f"--{kind.replace('_', '-')}", name, "--level", "full"),
-            *("--report", f"{report}.json", "--report", f"{report}.html", *session.posargs),
+            *(f"--report={report}.json", f"--report={report}.html", *session.posargs),
             env=TEST_ENV,
         )
 

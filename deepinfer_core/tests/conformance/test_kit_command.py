@@ -152,6 +152,27 @@ def test_part_of_the_kit_is_reported_as_partial(tmp_path: Path, python: tuple[st
     _require_valid(data)
 
 
+def test_report_in_another_project_does_not_bring_its_settings(tmp_path: Path) -> None:
+    """The report is there when the workers start, and was not when the run began."""
+    work, other = tmp_path / "work", tmp_path / "other"
+    work.mkdir()
+    other.mkdir()
+    (other / "pyproject.toml").write_text("[tool.pytest.ini_options]\nstrict_config = true\nnot_an_option = 3\n")
+    xdist = ("-p", "xdist", "-n", "1", *OF_SAMPLER)
+    first = run(work, *xdist, "--report", str(other / "report.json"))
+    assert first.returncode == 0, first.stdout + first.stderr
+    settings = other / "pyproject.toml"
+    settings.write_text("[tool.pytest.ini_options]\n")
+    second = run(work, *OF_SAMPLER, "--report", str(other / "report.json"))
+    assert second.returncode == 4
+    assert second.stderr == (
+        f"ERROR: pytest took the settings of {settings}, which is not above {work}: it takes the value of an option "
+        "that is an existing path for a place of tests; write it with an equals sign, as --report=FILE\n\n"
+    )
+    third = run(work, *OF_SAMPLER, f"--report={other / 'report.json'}")
+    assert third.returncode == 0, third.stdout + third.stderr
+
+
 def test_deselected_tests_are_named(tmp_path: Path) -> None:
     data, _ = report(tmp_path, *OF_SAMPLER, "-k", "words")
     assert data["partial"][-1] == f"{len(data['left_out'])} tests deselected"

@@ -2,7 +2,7 @@
 
 ::
 
-    pytest --pyargs deepinfer_core.conformance --backend NAME --level smoke|core|full --report FILE
+    pytest --pyargs deepinfer_core.conformance --backend NAME --level smoke|core|full --report=FILE
 
 The tests of a folder (``backend/``, ``model/``, ...) judge plugins of that kind. They raise
 :class:`deepinfer_core.conformance.failures.ConformanceFailure` and never use ``assert``: a verdict is the same under

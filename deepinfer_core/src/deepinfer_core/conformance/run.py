@@ -22,6 +22,7 @@ from deepinfer_core.conformance.selection import (
     skip_unclaimed,
     within_level,
 )
+from deepinfer_core.conformance.settings_file import settle_settings
 from deepinfer_core.conformance.subject import Subject, find_subject, refusal
 from deepinfer_core.conformance.time_limit import TimeLimitReached, time_limit
 from deepinfer_core.errors import DeepInferError
@@ -68,6 +69,7 @@ class Kit:
             )
         [(kind, name)] = chosen.items()
         check_options(config, kind)
+        settle_settings(config)
         self.limit_s = float(str(option(config, "time_limit")))
         named = option(config, "known_failures")
         try:
