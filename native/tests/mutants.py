@@ -25,6 +25,7 @@ SEED, CALLS = "20251129", {"fuzz_core": "60000", "fuzz_api": "20000"}
 WRAP = [f"-Wl,--wrap={name}" for name in ("malloc", "calloc", "realloc", "free")]
 KILLERS = (
     "test_reference_scheduler.py",
+    "test_kept_places.py",
     "test_prefix.py",
     "test_policy.py",
     "test_abort.py",
