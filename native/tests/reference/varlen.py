@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from reference.records import KIND_DECODE, Refused, Request
 
+UNITS = 2048
+"""Of the chance 1: the budget counts chances in whole units, rounded half up."""
+
 
 def f32(x: float) -> float:
     return struct.unpack("f", struct.pack("f", x))[0]
@@ -67,15 +70,15 @@ class VerifyLengths:
         return budget, share
 
     def total(self, values: list[list[float]]) -> int:
-        """The first number of rows with the largest quotient of expected tokens and time."""
+        """The first number of rows with the largest quotient of expected tokens, in whole units, and time."""
         n = len(values)
-        taken, best, best_total = 0.0, -1.0, n
-        ordered = sorted((v for row in values for v in row), reverse=True)
+        taken, best, best_total = n * UNITS, -1.0, n
+        ordered = sorted((int(f32(v * UNITS + 0.5)) for row in values for v in row), reverse=True)
         for t in range(n, n + len(ordered) + 1):
-            taken += ordered[t - n - 1] if t > n else 0.0
+            taken += ordered[t - n - 1] if t > n else 0
             graph = next(i for i, size in enumerate(self.sizes) if size >= t)
-            if (n + taken) / self.ms[graph] > best:
-                best, best_total = (n + taken) / self.ms[graph], t
+            if taken / self.ms[graph] > best:
+                best, best_total = taken / self.ms[graph], t
         return best_total
 
     def lengths(self, candidates: list[Request]) -> list[int]:
