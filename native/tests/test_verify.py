@@ -1,9 +1,12 @@
 """Verification lengths against brute force and ``sorted`` (``spec/engine.md`` 7, invariants 33 and 34)."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference.varlen import VerifyLengths
 
 from deepinfer_native import reference_verify as reference
 from deepinfer_native.errors import ArgumentError
@@ -87,6 +90,18 @@ def test_budget_does_not_depend_on_the_order_of_requests():
     sizes, ms = list(range(1, 1801)), np.cumsum(rng.random(1800)).tolist()
     totals = {verify_total(rng.permutation(values), sizes, ms, sampler_ms=300.0) for _ in range(20)}
     assert len(totals) == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_budget_of_the_reference_scheduler_is_that_of_the_core(seed):
+    """Times that grow as the chances do, so that neighbouring totals are close calls."""
+    rng = np.random.default_rng(seed)
+    values = cumulative(rng.random((12, 5)))
+    sizes = list(range(1, 73))
+    ms = [12.0] * 12 + (12 + np.cumsum(np.sort(values.reshape(-1))[::-1])).tolist()
+    model = VerifyLengths(SimpleNamespace(verify_lengths="confidence", num_draft=5))
+    model.set_curve(sizes, [x + i * 1e-9 for i, x in enumerate(ms)])
+    assert model.total(values.tolist()) == verify_total(values, model.sizes, model.ms)
 
 
 def test_cumulative_counts_what_is_no_probability_as_none():
