@@ -1,0 +1,1 @@
+"""TileLang kernel factories, one file an area."""

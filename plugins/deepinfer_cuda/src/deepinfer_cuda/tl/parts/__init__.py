@@ -1,0 +1,1 @@
+"""What kernels share: number formats and reductions."""
