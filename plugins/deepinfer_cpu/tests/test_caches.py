@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
+from deepinfer_core import caches as layouts
 from deepinfer_core.errors import CapacityError, ShapeContractError, UnsupportedFormat
 from deepinfer_core.types import CacheLayer, CacheSpec
-from deepinfer_cpu import caches as layouts
 from deepinfer_cpu.caches import CacheView
 from deepinfer_cpu.formats import FORMATS
 from deepinfer_cpu.ops import cache

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deepinfer_core.caches import unit_bytes
 from deepinfer_core.types import CacheSpec, Capabilities
 from deepinfer_cpu import formats
-from deepinfer_cpu.caches import ARENA_OF_POOL, CpuCaches, layout_of
-from deepinfer_cpu.contracts import shape_error
+from deepinfer_cpu.caches import CpuCaches
 from deepinfer_cpu.ops import (
     accept,
     attention,
@@ -131,9 +131,7 @@ class CpuBackend:
 
     def unit_bytes(self, specs: Sequence[CacheSpec], pool: str) -> int:
         """Bytes of one unit of ``pool``, padding included; a block counts main and index together."""
-        if pool not in ARENA_OF_POOL:
-            raise shape_error("backend.unit_bytes", "pool", f"one of {sorted(ARENA_OF_POOL)}", pool)
-        return layout_of(specs, ARENA_OF_POOL[pool]).stride
+        return unit_bytes(specs, pool)
 
     def alloc_caches(self, specs: Sequence[CacheSpec], units: Mapping[str, int]) -> CpuCaches:
         """Zeroed memory for ``units[pool]`` units of each pool. Raises CapacityError."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from deepinfer_core.types import CacheSpec
 from deepinfer_cpu.caches import CacheView, CpuCaches
 from deepinfer_cpu.contracts import FLOATS, INTEGERS, check_like, shape_error
-from deepinfer_cpu.formats import CacheFormat
+from deepinfer_cpu.formats import RAW_DTYPES, CacheFormat
 from deepinfer_cpu.ops.quant import scale_groups
 from deepinfer_cpu.tensors import DECODE_DATA, ENCODE_DATA, QuantTensor, decode_scale, encode_scale
 
@@ -34,8 +34,8 @@ def encode(kv: Tensor, layout: CacheFormat) -> tuple[Tensor, Tensor, Tensor]:
 
     Raw formats have no scales (``[n, 0]``); the third result is then the values as stored.
     """
-    if layout.dtype is not None:
-        raw = kv.to(layout.dtype).contiguous()
+    if layout.raw:
+        raw = kv.to(RAW_DTYPES[layout.raw]).contiguous()
         data = raw.view(torch.uint8)
         return data, data[:, :0], raw
     scaled, scale = scale_groups(kv, layout.fmt, layout.group_of(kv.shape[-1]), layout.sf_kind)
@@ -75,7 +75,7 @@ def store(kv: Tensor, view: CacheView, slots: Tensor, *, want_values: bool = Fal
 
 def _values(view: CacheView, data: Tensor, factor: Tensor) -> Tensor:
     """What was just encoded, dequantised: ``factor`` as :func:`encode` returns it."""
-    if view.layout.dtype is not None:
+    if view.layout.raw:
         return factor
     values = DECODE_DATA[view.layout.fmt](data)
     groups = factor.shape[1]
@@ -129,8 +129,8 @@ def read(view: CacheView, where: Slots) -> tuple[Tensor, Tensor]:
 def decode(view: CacheView, data: Tensor, scale: Tensor) -> Tensor:
     """Entries' bytes -> fp32 ``[n, width]``."""
     layout = view.layout
-    if layout.dtype is not None:
-        return data.contiguous().view(layout.dtype).float()
+    if layout.raw:
+        return data.contiguous().view(RAW_DTYPES[layout.raw]).float()
     values = DECODE_DATA[layout.fmt](data)
     if layout.sf_kind == "f32":
         scale = scale.contiguous().view(torch.float32)
