@@ -1,0 +1,113 @@
+"""The backend object: which op is served by whom, on which device."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from deepinfer_core.errors import BackendUnavailable, ConfigError, PluginError, UnsupportedArch
+from deepinfer_core.interfaces import build_backend, cpu_backend
+from deepinfer_cuda import ops
+from deepinfer_cuda.arches import SUPPORTED, arch_of
+from deepinfer_cuda.capabilities import capabilities
+from deepinfer_cuda.device.transfers import bind_inputs, to_host
+
+NAME = "cuda"
+
+
+def create(device: str | None = None, config: Any = None) -> Any:
+    """A ready backend on ``device`` (None: torch's current one).
+
+    :raises ConfigError: ``device`` is no CUDA device, or there are not that many.
+    :raises BackendUnavailable: torch has no CUDA, or finds no device.
+    :raises UnsupportedArch: no kernels for the device.
+    """
+    chosen = _device(device)
+    arch = arch_of(torch.cuda.get_device_capability(chosen))
+    if arch not in SUPPORTED:
+        raise UnsupportedArch(
+            f"backend 'cuda' has no kernels for {torch.cuda.get_device_name(chosen)}",
+            reason=f"found {arch}; kernels exist for {', '.join(SUPPORTED)}",
+            remedy=f"use a device of {', '.join(SUPPORTED)}, or choose --backend cpu",
+            details={"backend": NAME, "arch": arch, "supported": list(SUPPORTED)},
+        )
+    torch.cuda.set_device(chosen)
+    _full_precision()
+    table = op_table()
+    plain = cpu_backend()
+    return build_backend(
+        NAME,
+        table,
+        delegated=[op for op in plain.ops if op not in table and plain.plan[op] != NAME],
+        device=chosen,
+        capabilities=capabilities(arch, memory_bytes=torch.cuda.get_device_properties(chosen).total_memory),
+        unit_bytes=plain.unit_bytes,
+        alloc_caches=partial(_alloc_caches, plain, chosen),
+        bind_inputs=partial(bind_inputs, device=chosen),
+        to_host=to_host,
+        close=plain.close,
+        defaults=plain,
+    )
+
+
+def op_table() -> Mapping[str, Callable[..., Any]]:
+    """Op id -> callable, of every module in ``ops``.
+
+    :raises PluginError: two modules give the same op.
+    """
+    table: dict[str, Callable[..., Any]] = {}
+    owners: dict[str, str] = {}
+    for found in pkgutil.iter_modules(ops.__path__):
+        module = importlib.import_module(f"{ops.__name__}.{found.name}")
+        for op, function in module.OPS.items():
+            if op in table:
+                raise PluginError(
+                    f"two modules of deepinfer-cuda give op {op}",
+                    reason=f"{owners[op]} and {found.name}",
+                    remedy="this is a fault of the distribution, please report it",
+                )
+            table[op], owners[op] = function, found.name
+    return table
+
+
+def _device(text: str | None) -> torch.device:
+    if not torch.cuda.is_available():
+        built = torch.version.cuda
+        raise BackendUnavailable(
+            "torch cannot use a CUDA device here",
+            reason=f"torch {torch.__version__} is built "
+            + (f"for CUDA {built}, and finds no usable device" if built else "without CUDA"),
+            remedy="deepinfer doctor cuda says what is missing; or choose --backend cpu",
+            details={"backend": NAME},
+        )
+    try:
+        device = torch.device(text or NAME)
+    except RuntimeError:
+        device = torch.device("meta")
+    count = torch.cuda.device_count()
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if device.type != NAME or index >= count:
+        raise ConfigError(
+            f"device '{text}' does not belong to backend 'cuda'",
+            reason=f"its devices are {', '.join(f'cuda:{i}' for i in range(count))}",
+            remedy="choose one of them, or leave the device unset",
+        )
+    return torch.device(NAME, index)
+
+
+def _full_precision() -> None:
+    """Products of fp32 operands are fp32: mode ``exact`` runs the plain ops, and their limits allow no TF32."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+
+
+def _alloc_caches(plain: Any, device: torch.device, specs: Any, units: Any) -> Any:
+    """The arenas of ``cpu``, in the memory of the device."""
+    with device:
+        return plain.alloc_caches(specs, units)

@@ -1,0 +1,1 @@
+"""What is not an op: transfers between host and device, memory, streams."""

@@ -1,0 +1,95 @@
+"""The decorator, the caches and warm-up, without a device."""
+
+import pytest
+from doubling_kernel import doubled
+
+from deepinfer_core.errors import BackendUnavailable
+from deepinfer_cuda.jit import compiling, folder, kernel, toolkit
+
+
+def test_lower_gives_source_of_each_arch_without_a_device():
+    for arch in ("sm_90a", "sm_100a"):
+        source = doubled.lower(arch, width=256)
+        assert 'extern "C" __global__ void' in source
+        assert "doubled_kernel" in source
+
+
+def test_cases_are_kept_for_warm_up():
+    assert doubled.cases == ({"width": 256}, {"width": 64, "threads": 32})
+
+
+def test_a_case_with_an_unknown_parameter_is_refused_at_import():
+    with pytest.raises(TypeError, match="got an unexpected keyword argument 'height'"):
+
+        @kernel(cases=[{"height": 3}])
+        def wrong(*, width: int = 1):
+            raise NotImplementedError
+
+
+def test_a_positional_parameter_is_refused_at_import():
+    with pytest.raises(TypeError, match="parameter width must be keyword-only"):
+
+        @kernel(cases=[{"width": 3}])
+        def wrong(width: int):
+            raise NotImplementedError
+
+
+def test_no_cases_are_refused_at_import():
+    with pytest.raises(TypeError, match="give at least one case"):
+
+        @kernel(cases=[])
+        def wrong(*, width: int):
+            raise NotImplementedError
+
+
+def test_call_with_equal_parameters_compiles_once(monkeypatch):
+    loaded = []
+
+    def load(label, program, *, arch, pass_configs):
+        loaded.append((label, arch))
+        return lambda *tensors: tensors
+
+    monkeypatch.setattr(compiling, "load", load)
+    monkeypatch.setattr("deepinfer_cuda.jit.factory.current_arch", lambda: "sm_90a")
+    factory = kernel(cases=[{"width": 8}])(doubled.make)
+    assert factory(width=8, threads=32) is factory(width=8, threads=32)
+    assert factory(width=32, threads=8) is not factory(width=8, threads=32)
+    assert loaded == [("doubled(width=8, threads=32)", "sm_90a"), ("doubled(width=32, threads=8)", "sm_90a")]
+
+
+def test_folder_is_versioned_by_tilelang_compiler_and_arch(monkeypatch, tmp_path):
+    monkeypatch.setenv("DEEPINFER_CUDA_CACHE", str(tmp_path))
+    monkeypatch.setattr(folder, "toolkit_version", lambda: "13.0")
+    assert folder.cache_folder("sm_90a") == tmp_path / f"tilelang-{folder.tilelang_version()}" / "cuda-13.0" / "sm_90a"
+
+
+def test_folder_without_a_compiler_is_that_of_the_newest_carried_kernels(monkeypatch, tmp_path):
+    monkeypatch.setenv("DEEPINFER_CUDA_CACHE", str(tmp_path))
+    monkeypatch.setattr(folder, "toolkit_version", lambda: "")
+    carried = tmp_path / f"tilelang-{folder.tilelang_version()}"
+    for name in ("cuda-9.9/sm_90a", "cuda-13.0/sm_90a", "cuda-14.0/sm_100a"):
+        (carried / name).mkdir(parents=True)
+    assert folder.cache_folder("sm_90a") == carried / "cuda-13.0" / "sm_90a"
+    assert folder.cache_folder("sm_103a") == carried / "cuda-none" / "sm_103a"
+
+
+def test_host_compiler_of_two_words_is_not_taken(monkeypatch):
+    monkeypatch.setenv("CXX", "ccache g++")
+    assert " " not in toolkit.host_compiler()
+
+
+@pytest.mark.skipif(not toolkit.nvcc(), reason="no nvcc")
+def test_build_puts_the_kernel_into_the_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("DEEPINFER_CUDA_CACHE", str(tmp_path))
+    doubled.build("sm_90a", width=256)
+    assert list(tmp_path.glob("tilelang-*/cuda-*/sm_90a/**/*.so"))
+
+
+def test_build_without_a_compiler_says_so(monkeypatch, tmp_path):
+    monkeypatch.setenv("DEEPINFER_CUDA_CACHE", str(tmp_path))
+    monkeypatch.setattr(compiling, "toolkit_version", lambda: "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("tilelang.contrib.nvcc.get_nvcc_compiler", lambda: str(tmp_path / "nvcc"))
+    with pytest.raises(BackendUnavailable) as caught:
+        doubled.build("sm_90a", width=512)
+    assert "kernel doubled(width=512) cannot be compiled for sm_90a" in str(caught.value)
