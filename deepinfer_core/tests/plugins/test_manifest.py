@@ -33,6 +33,14 @@ def test_manifest_with_every_key_is_read():
     assert manifest.contracts["SchedulerOutputs"].fields == 14
 
 
+def test_claims_on_an_architecture_add_to_those_on_all():
+    text = 'arch = ["toy1", "toy2"]\nclaims = ["feature:graphs"]\nclaims_on = { toy2 = ["op:moe.mega"] }\n'
+    toy = parse(TOY + text).tables["backend", "toy"]
+    assert toy.claims_for("toy1") == {"feature:graphs"}
+    assert toy.claims_for("toy2") == {"feature:graphs", "op:moe.mega"}
+    assert toy.claims_for("") == {"feature:graphs"}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -49,6 +57,33 @@ def test_manifest_with_every_key_is_read():
         (
             TOY + 'claims = ["feature:grahps"]',
             "deepinfer.toml: backend 'toy': unknown claim 'feature:grahps'; did you mean 'feature:graphs'?",
+        ),
+        (
+            TOY + 'arch = ["toy1"]\nclaims_on = { toy2 = ["feature:graphs"] }',
+            "deepinfer.toml: backend 'toy': claims_on: 'toy2' is not in arch; did you mean 'toy1'?",
+        ),
+        (
+            TOY + 'arch = ["toy1"]\nclaims_on = { toy1 = ["feature:grahps"] }',
+            (
+                "deepinfer.toml: backend 'toy': claims_on: toy1: unknown claim 'feature:grahps'; did you mean "
+                "'feature:graphs'?"
+            ),
+        ),
+        (
+            TOY + 'arch = ["toy1"]\nclaims = ["feature:graphs"]\nclaims_on = { toy1 = ["feature:graphs"] }',
+            (
+                "deepinfer.toml: backend 'toy': claims_on: toy1: feature:graphs is in claims, and so claimed on every "
+                "architecture"
+            ),
+        ),
+        (TOY + 'claims_on = ["feature:graphs"]', "deepinfer.toml: backend 'toy': claims_on must be a table"),
+        (
+            TOY + 'arch = ["toy1"]\nclaims_on = { toy1 = "feature:graphs" }',
+            "deepinfer.toml: backend 'toy': claims_on: toy1 must be a list of texts, got 'feature:graphs'",
+        ),
+        (
+            HEAD + '[[sampler]]\nname = "toy"\nclaims_on = { toy1 = ["feature:graphs"] }',
+            "deepinfer.toml: sampler 'toy': unknown key 'claims_on'; did you mean 'claims'?",
         ),
         (
             TOY + 'claims = ["graphs"]',

@@ -34,8 +34,10 @@ def prober(answers):
     return run
 
 
-def report(score=0, *, present=True, usable=True, devices=("toy1",), reasons=(), remedy=""):
-    return ProbeReport(present=present, usable=usable, devices=devices, score=score, reasons=reasons, remedy=remedy)
+def report(score=0, *, present=True, usable=True, devices=("toy1",), arch="", reasons=(), remedy=""):
+    return ProbeReport(
+        present=present, usable=usable, devices=devices, arch=arch, score=score, reasons=reasons, remedy=remedy
+    )
 
 
 ABSENT = report(present=False, usable=False, devices=(), reasons=("no toy device node",))
@@ -88,6 +90,29 @@ def test_auto_prefers_met_features_over_score(site, sources):
     wanted = Requirements(features_preferred=frozenset({"graphs", "pdl"}))
     selection = choose(site, {"plain": report(9), "rich": report(1)}, wanted)
     assert selection.line == "backend: rich (auto: 2 usable of 2; met 1 preferred feature)"
+
+
+BY_ARCH = 'arch = ["toy1", "toy2"]\nclaims_on = { toy2 = ["feature:graphs", "kv:v41_fp4"] }'
+
+
+def test_auto_counts_what_is_claimed_on_the_architecture_that_is_here(site, sources):
+    site.add("plain", sources["backend"])
+    site.add("rich", sources["backend"], table=BY_ARCH)
+    wanted = Requirements(features_preferred=frozenset({"graphs"}))
+    older = choose(site, {"plain": report(9), "rich": report(1, devices=("Toy",), arch="toy1")}, wanted)
+    assert older.line == "backend: plain (auto: 2 usable of 2; met 0 preferred features)"
+    newer = choose(site, {"plain": report(9), "rich": report(1, devices=("Toy",), arch="toy2")}, wanted)
+    assert newer.line == "backend: rich (auto: 2 usable of 2; met 1 preferred feature)"
+
+
+@pytest.mark.parametrize("backend", ["auto", "rich"])
+def test_requirements_are_compared_with_the_claims_of_the_architecture_that_is_here(site, sources, backend):
+    site.add("rich", sources["backend"] + sources["probe"](), table=BY_ARCH)
+    wanted = Requirements(formats=frozenset({"v41_fp4"}), features_required=frozenset({"graphs"}))
+    chosen = choose(site, {"rich": report(devices=("Toy",), arch="toy2")}, wanted, backend=backend)
+    assert chosen.record.name == "rich"
+    with pytest.raises(DeepInferError, match="its manifest does not claim kv:v41_fp4, feature:graphs"):
+        choose(site, {"rich": report(devices=("Toy",), arch="toy1")}, wanted, backend=backend)
 
 
 def test_auto_with_a_present_but_unusable_accelerator_never_falls_to_cpu(toys):

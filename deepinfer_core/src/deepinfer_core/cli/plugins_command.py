@@ -150,6 +150,7 @@ def record_data(record: PluginRecord, commands: Sequence[PluginCommand] = ()) ->
         "manifest": record.manifest.sha256 if record.manifest else None,
         "contracts": record.contracts,
         "claims": sorted(record.table.claims),
+        "claims_on": {arch: sorted(claims) for arch, claims in sorted(record.table.claims_on.items())},
         "architectures": list(record.table.architectures),
         "commands": [command.typed for command in commands if command.owner is record],
         "phase": record.phase,

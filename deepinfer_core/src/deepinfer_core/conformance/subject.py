@@ -19,6 +19,8 @@ class Subject:
     name: str
     record: PluginRecord
     manager: PluginManager
+    arch: str = ""
+    """Of a backend that claims by architecture: the one that its probe finds here."""
 
     @property
     def manifest(self) -> Manifest:
@@ -29,8 +31,8 @@ class Subject:
 
     @property
     def claims(self) -> frozenset[str]:
-        """What its manifest table claims."""
-        return self.record.table.claims
+        """What its manifest table claims, on the architecture that is here."""
+        return self.record.table.claims_for(self.arch)
 
     def lacks(self, need: str) -> bool:
         """Whether ``need`` (``feature:graphs``, ``kv:v41_fp4``, ``op:attn.fused_decode``) is neither claimed nor
@@ -58,7 +60,15 @@ def find_subject(kind: str, name: str) -> Subject:
         raise backend_missing(manager.registry, name) if kind == "backend" else manager.registry.missing(kind, name)
     if record.error is not None:
         raise record.error
-    return Subject(kind, name, record, manager)
+    return Subject(kind, name, record, manager, _arch_here(record) if record.table.claims_on else "")
+
+
+def _arch_here(record: PluginRecord) -> str:
+    """The architecture that the probe finds; empty where it finds none: the run is refused then, with its reason."""
+    from deepinfer_core.plugins.probe import probe_all
+
+    [outcome] = probe_all([record])
+    return outcome.report.arch if outcome.report is not None else ""
 
 
 def refusal(subject: Subject) -> DeepInferError | None:

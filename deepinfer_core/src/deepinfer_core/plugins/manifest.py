@@ -76,12 +76,18 @@ class PluginTable:
     name: str
     summary: str = ""
     claims: frozenset[str] = frozenset()
+    claims_on: Mapping[str, frozenset[str]] = field(factory=dict)
+    """Architecture -> what is claimed on it beyond ``claims``."""
     requires: Requires = Requires()
     arch: tuple[str, ...] = ()
     architectures: tuple[str, ...] = ()
     checkpoint: str | None = None
     """Folder inside the package with a small checkpoint of this model, if the distribution ships one."""
     commands: tuple[CommandTable, ...] = ()
+
+    def claims_for(self, arch: str) -> frozenset[str]:
+        """What is claimed on ``arch``; on one that is not known (empty), what is claimed on all."""
+        return self.claims | self.claims_on.get(arch, frozenset())
 
 
 @frozen
@@ -209,6 +215,7 @@ class _Reader:
         self._only(raw, plugin_keys(kind), where)
         claims = self._texts(raw, "claims", where)
         self._claims(claims, where)
+        arches = self._texts(raw, "arch", where)
         architectures = self._texts(raw, "architectures", where)
         if kind == "model" and not architectures:
             self._note(f"{where}: architectures must name at least one architecture")
@@ -217,8 +224,9 @@ class _Reader:
             name=name,
             summary=self._text(raw, "summary", where) if "summary" in raw else "",
             claims=frozenset(claims),
+            claims_on=self._claims_on(raw.get("claims_on", {}), claims, arches, where),
             requires=self._requires(raw.get("requires", {}), where),
-            arch=self._texts(raw, "arch", where),
+            arch=arches,
             architectures=architectures,
             checkpoint=self._checkpoint(raw, where),
             commands=self._commands(raw.get("commands", []), where),
@@ -230,6 +238,24 @@ class _Reader:
         from deepinfer_core.plugins.claims import unknown_claim  # 40 ms of contracts, only if something is claimed
 
         self.problems += [f"{where}: {problem}" for problem in map(unknown_claim, claims) if problem]
+
+    def _claims_on(
+        self, raw: object, claims: Sequence[str], arches: Sequence[str], where: str
+    ) -> dict[str, frozenset[str]]:
+        if not isinstance(raw, dict):
+            self._note(f"{where}: claims_on must be a table")
+            return {}
+        inner = f"{where}: claims_on"
+        for arch in raw:
+            if arch not in arches:
+                self._note(f"{inner}: {arch!r} is not in arch{did_you_mean(arch, arches)}")
+        found = {arch: self._texts(raw, arch, inner) for arch in raw}
+        for arch, names in found.items():
+            self._claims(names, f"{inner}: {arch}")
+            twice = sorted(set(names) & set(claims))
+            if twice:
+                self._note(f"{inner}: {arch}: {', '.join(twice)} is in claims, and so claimed on every architecture")
+        return {arch: frozenset(names) for arch, names in found.items()}
 
     def _requires(self, raw: object, where: str) -> Requires:
         if not isinstance(raw, dict):

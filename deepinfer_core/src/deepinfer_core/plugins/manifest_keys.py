@@ -64,6 +64,14 @@ PLUGIN_KEYS = (
         kinds=("backend",),
     ),
     Key(
+        "claims_on",
+        "table of lists of texts",
+        "What it can do beyond `claims` on some of the architectures of `arch` only, by their names: "
+        '`claims_on = { acme3 = ["op:moe.mega"] }`. What is compared with a model, and tested by the conformance kit, '
+        "is `claims` and what is claimed on the architecture that the probe finds.",
+        kinds=("backend",),
+    ),
+    Key(
         "architectures",
         "list of texts",
         "Names in `architectures` of `config.json` that the model runs.",

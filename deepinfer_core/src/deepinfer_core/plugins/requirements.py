@@ -42,14 +42,15 @@ class Missing:
         ]
 
 
-def missing_claims(table: PluginTable, requirements: Requirements) -> Missing:
-    """What a manifest does not claim, of what is claimed: cache formats and features.
+def missing_claims(table: PluginTable, requirements: Requirements, arch: str = "") -> Missing:
+    """What a manifest does not claim on ``arch``, of what is claimed: cache formats and features.
 
     Ops and limits are compared with the backend itself, by :func:`missing_capabilities`; required ops are not claimed.
     """
-    formats = tuple(sorted(f for f in requirements.formats if f"kv:{f.removeprefix('kv:')}" not in table.claims))
+    claims = table.claims_for(arch)
+    formats = tuple(sorted(f for f in requirements.formats if f"kv:{f.removeprefix('kv:')}" not in claims))
     features = sorted({_bare(name) for name in requirements.features_required})
-    return Missing(formats=formats, features=tuple(f for f in features if f"feature:{f}" not in table.claims))
+    return Missing(formats=formats, features=tuple(f for f in features if f"feature:{f}" not in claims))
 
 
 def missing_capabilities(backend: Backend, requirements: Requirements) -> Missing:
@@ -80,9 +81,10 @@ def _exceeded(needed: Mapping[str, int], has: Capabilities) -> tuple[str, ...]:
     return tuple(exceeded)
 
 
-def features_met(table: PluginTable, preferred: frozenset[str]) -> int:
-    """How many preferred features a manifest claims."""
-    return sum(f"feature:{_bare(name)}" in table.claims for name in preferred)
+def features_met(table: PluginTable, preferred: frozenset[str], arch: str = "") -> int:
+    """How many preferred features a manifest claims on ``arch``."""
+    claims = table.claims_for(arch)
+    return sum(f"feature:{_bare(name)}" in claims for name in preferred)
 
 
 def _bare(name: str) -> str:

@@ -92,7 +92,7 @@ def _explicit(manager: PluginManager, name: str, requirements: Requirements, pro
             remedy=f"use a device of {', '.join(record.table.arch)}, or choose --backend cpu",
             details={"backend": name, "supported": list(record.table.arch)},
         )
-    _check_claims(record, requirements)
+    _check_claims(record, requirements, _arch(report))
     return Selection(record, line, report)
 
 
@@ -115,7 +115,8 @@ def _automatic(manager: PluginManager, requirements: Requirements, prober: Probe
             manager.fail(record, "probe", PluginError(f"{record.title}: {outcome.failure}"))
         elif outcome.crashed and manager.config.strict_plugins:
             raise PluginError(f"{record.title}: {outcome.failure}", reason="strict_plugins is on")
-        reason = unusable_reason(outcome) or arch_problem(record, report) or _lacks(record, requirements)
+        reason = unusable_reason(outcome) or arch_problem(record, report)
+        reason = reason or _lacks(record, requirements, _arch(report))
         if not reason and _host_only(record):
             reason = f"runs on the processor, where auto takes cpu; choose it with --backend {record.name}"
         if reason or report is None:
@@ -124,10 +125,10 @@ def _automatic(manager: PluginManager, requirements: Requirements, prober: Probe
         else:
             usable.append((record, report))
     preferred = requirements.features_preferred
-    usable.sort(key=lambda item: (-features_met(item[0].table, preferred), -item[1].score, item[0].name))
+    usable.sort(key=lambda item: (-_met(item[0], item[1], preferred), -item[1].score, item[0].name))
     for record, report in usable:
         if manager.load(record):
-            met = features_met(record.table, preferred)
+            met = _met(record, report, preferred)
             why = f"auto: {len(usable)} usable of {len(candidates)}"
             why += f"; met {met} preferred feature{'' if met == 1 else 's'}" if preferred else ""
             why += f"; highest of score {report.score}, then name" if not preferred and len(usable) > 1 else ""
@@ -238,8 +239,16 @@ def arch_problem(record: PluginRecord, report: ProbeReport | None) -> str:
     return f"found {', '.join(sorted(seen)) or 'no known architecture'}; kernels exist for {', '.join(supported)}"
 
 
-def _lacks(record: PluginRecord, requirements: Requirements) -> str:
-    missing = missing_claims(record.table, requirements)
+def _arch(report: ProbeReport | None) -> str:
+    return report.arch if report is not None else ""
+
+
+def _met(record: PluginRecord, report: ProbeReport, preferred: frozenset[str]) -> int:
+    return features_met(record.table, preferred, report.arch)
+
+
+def _lacks(record: PluginRecord, requirements: Requirements, arch: str) -> str:
+    missing = missing_claims(record.table, requirements, arch)
     return _unclaimed(missing) if missing else ""
 
 
@@ -247,8 +256,8 @@ def _unclaimed(missing: Missing) -> str:
     return f"its manifest does not claim {', '.join(missing.claims())}, which the model needs"
 
 
-def _check_claims(record: PluginRecord, requirements: Requirements) -> None:
-    missing = missing_claims(record.table, requirements)
+def _check_claims(record: PluginRecord, requirements: Requirements, arch: str = "") -> None:
+    missing = missing_claims(record.table, requirements, arch)
     if missing:
         raise _kind_of(missing)(
             f"backend {record.name!r} cannot run this model as configured",
