@@ -194,19 +194,23 @@ def op_table() -> Mapping[str, bool]:
     return {op: record.required for op, record in OPS.items()}
 
 
-def cpu_backend(device: str | None = None) -> Backend:
+def cpu_backend(device: str | None = None, *, on: Any = None) -> Backend:
     """A new ``cpu`` backend, through the plugin registry: for a backend that wraps its ops. Whoever asks closes it.
 
     To be called in ``deepinfer_backend_create``, whose settings it is made with.
 
     :param device: As that hook gets it; another one than the host is refused (ConfigError).
+    :param on: A device of torch, in place of the host: its plain ops, tables and caches are made there. So a backend
+        of that device may leave any op to it: ``build_backend(..., defaults=cpu_backend(on=device))``.
     :raises BackendNotInstalled: ``deepinfer-cpu`` is not installed.
     """
     from deepinfer_core.plugins.hooks import Hooks  # imports this module
     from deepinfer_core.plugins.manager import current_manager
 
     manager = current_manager()
-    return Hooks(manager).backend_create(manager.require("backend", _CPU), device, manager.config)
+    made: Any = Hooks(manager).backend_create(manager.require("backend", _CPU), device, manager.config)
+    chosen: Backend = made if on is None else made.on(on)
+    return chosen
 
 
 def _provider(name: str) -> str:

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -138,7 +137,7 @@ def test_decode_equals_prefill_over_the_dequantised_entries(backend, monkeypatch
     extra_idx = torch.randint(-1, 40, (7, 5), dtype=torch.int32)
     idx[3], extra_idx[3] = -1, -1
     lengths = torch.randint(1, 10, (7,), dtype=torch.int32)
-    everything = np.arange(40)
+    everything = torch.arange(40)
     kv = torch.cat([cache.gather(window, everything), cache.gather(main, everything)])
     shown = idx.masked_fill(torch.arange(9) >= lengths[:, None], -1)
     both = torch.cat([shown, torch.where(extra_idx < 0, -1, extra_idx + 40)], dim=1).int()
@@ -169,7 +168,7 @@ def test_decode_into_out_returns_it(backend):
         torch.randn(2, H, D), window, torch.zeros(2, 3, dtype=torch.int32), scale=SCALE, out=out
     )
     assert got is out
-    torch.testing.assert_close(out, cache.gather(window, np.array([0])).expand(2, H, D))
+    torch.testing.assert_close(out, cache.gather(window, torch.tensor([0])).expand(2, H, D))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Cache layout and bytes: sizes of the released model, canaries, strides, scalar store and load."""
 
 import cpu_scalar
-import numpy as np
 import pytest
 import torch
 
@@ -178,7 +177,7 @@ def test_store_of_fp32_in_format_f32_is_exact():
     view, _ = foreign_view("f32", 64, 2, 4, 0, 0)
     kv = torch.randn(2, 64)
     cache.store(kv, view, torch.tensor([3, 4], dtype=torch.int32))
-    assert torch.equal(cache.gather(view, np.array([3, 4])), kv)
+    assert torch.equal(cache.gather(view, torch.tensor([3, 4])), kv)
 
 
 def test_store_of_a_wrong_width_is_refused():
@@ -192,7 +191,7 @@ def test_load_of_index_format_keeps_the_stored_bytes():
     kv = torch.randn(3, 32).bfloat16()
     cache.store(kv, view, torch.tensor([4, 5, 6], dtype=torch.int32))
     q = cache.load_segments(view, torch.tensor([[1, 0, 3, 0]], dtype=torch.int32), 3)
-    data, scale = cache.read(view, np.array([4, 5, 6]))
+    data, scale = cache.read(view, torch.tensor([4, 5, 6]))
     assert torch.equal(q.data, data)
     assert torch.equal(q.sf, scale)
 
@@ -273,4 +272,4 @@ def test_store_of_a_broken_row_leaves_the_others_whole(name, value):
     expected = cache.store(kv, view, torch.tensor([0, 1, 2], dtype=torch.int32), want_values=True).clone()
     kv[1, 7] = value
     cache.store(kv, view, torch.tensor([0, 1, 2], dtype=torch.int32))
-    assert torch.equal(cache.gather(view, np.array([0, 2])), expected[[0, 2]].float())
+    assert torch.equal(cache.gather(view, torch.tensor([0, 2])), expected[[0, 2]].float())

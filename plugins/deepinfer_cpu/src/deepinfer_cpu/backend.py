@@ -36,6 +36,7 @@ from deepinfer_cpu.ops import (
     transform,
     verify,
 )
+from deepinfer_cpu.scalars import HOST
 from deepinfer_cpu.sync_guard import NoSync
 
 DISTRIBUTION = "deepinfer-cpu"
@@ -74,6 +75,23 @@ ABSENT = ("attn.fused_prefill", "attn.fused_decode", "moe.mega")
 """Optional ops of the protocol that this backend does not have: their attributes are None."""
 
 
+def ops_on(device: torch.device) -> Mapping[str, Callable[..., Any]]:
+    """The same ops for tensors of ``device``. An op works where its tensors are; here are those that get none."""
+    if device.type == "cpu":
+        return OPS
+
+    def rope_table(
+        max_pos: int, rotary_dim: int, *, theta: float, scaling: Mapping[str, float] | None = None
+    ) -> Tensor:
+        return transform.rope_table(max_pos, rotary_dim, theta=theta, scaling=scaling).to(device)
+
+    def alloc(specs: Sequence[CacheSpec], units: Mapping[str, int]) -> CpuCaches:
+        return CpuCaches(specs, units, device)
+
+    rope_table.__doc__, alloc.__doc__ = transform.rope_table.__doc__, cache.alloc.__doc__
+    return {**OPS, "transform.rope_table": rope_table, "cache.alloc": alloc}
+
+
 def capabilities() -> Capabilities:
     """What the cpu backend can do (``spec/kernels.md`` 3.2)."""
     acts, weights = ("bf16", "f32", "e4m3"), ("bf16", "f32", "e4m3", "e2m1")
@@ -108,26 +126,40 @@ def _memory_bytes() -> int:
 
 
 class CpuBackend:
-    """Implements ``deepinfer_core.interfaces.Backend`` with plain torch on the host."""
+    """Implements ``deepinfer_core.interfaces.Backend`` with plain torch.
+
+    On the host; :meth:`on` makes it work on another device of torch, for the backend of that device.
+    """
 
     name = "cpu"
 
-    def __init__(self, num_threads: int = 1) -> None:
-        self._threads_before = torch.get_num_threads()
-        torch.set_num_threads(num_threads)
-        self.device = torch.device("cpu")
-        self.capabilities = capabilities()
-        self.ops: Mapping[str, Callable[..., Any]] = OPS
+    def __init__(self, num_threads: int = 1, device: torch.device = HOST) -> None:
+        self._threads_before = 0
+        if device.type == "cpu":
+            self._threads_before = torch.get_num_threads()
+            torch.set_num_threads(num_threads)
+        self.device = device
+        self.capabilities = attrs.evolve(capabilities(), device_type=device.type)
+        self.ops: Mapping[str, Callable[..., Any]] = ops_on(device)
         self.plan: Mapping[str, str] = dict.fromkeys(OPS, DISTRIBUTION)
         groups: dict[str, dict[str, Callable[..., Any] | None]] = {}
         for op in ABSENT:
             group, _, name = op.partition(".")
             groups.setdefault(group, {})[name] = None
-        for op, function in OPS.items():
+        for op, function in self.ops.items():
             group, _, name = op.partition(".")
             groups.setdefault(group, {})[name] = function
         for group, members in groups.items():
             setattr(self, group, SimpleNamespace(**members))
+
+    def on(self, device: Any) -> CpuBackend:
+        """The plain ops where another device of torch computes: whatever its backend has no kernel for.
+
+        Tables and caches are made there, records are copied there, and no op waits for it, except where its contract
+        says so. Close the new backend in place of this one.
+        """
+        self.close()
+        return CpuBackend(device=torch.device(device))
 
     def unit_bytes(self, specs: Sequence[CacheSpec], pool: str) -> int:
         """Bytes of one unit of ``pool``, padding included; a block counts main and index together."""
@@ -135,15 +167,16 @@ class CpuBackend:
 
     def alloc_caches(self, specs: Sequence[CacheSpec], units: Mapping[str, int]) -> CpuCaches:
         """Zeroed memory for ``units[pool]`` units of each pool. Raises CapacityError."""
-        return CpuCaches(specs, units)
+        return CpuCaches(specs, units, self.device)
 
     def bind_inputs(self, record: Any) -> Any:
-        """The same record with every array as a tensor that shares its memory (also inside dicts and lists)."""
+        """The same record with every array as a tensor that shares its memory (also inside dicts and lists); on
+        another device than the host, as a copy."""
         bound = copy.copy(record)
         for field in attrs.fields(type(record)):
             value = getattr(record, field.name)
             if value is not None:
-                setattr(bound, field.name, _bind(value))
+                setattr(bound, field.name, _bind(value, self.device))
         return bound
 
     def to_host(self, tensor: Any) -> Any:
@@ -151,7 +184,7 @@ class CpuBackend:
         if not isinstance(tensor, Tensor):
             return np.asarray(tensor)
         tensor = tensor.detach()
-        return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+        return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
 
     def no_sync(self) -> NoSync:
         """A context in which a host read of a tensor, outside the ops of this backend, raises HiddenSync."""
@@ -164,13 +197,13 @@ class CpuBackend:
             self._threads_before = 0
 
 
-def _bind(value: Any) -> Any:
+def _bind(value: Any, device: torch.device) -> Any:
     if isinstance(value, np.ndarray):
-        return torch.from_numpy(value)
+        return torch.from_numpy(value).to(device)
     if isinstance(value, dict):
-        return {k: _bind(v) for k, v in value.items()}
+        return {k: _bind(v, device) for k, v in value.items()}
     if isinstance(value, list):
-        return [_bind(v) for v in value]
+        return [_bind(v, device) for v in value]
     return value
 
 

@@ -7,7 +7,10 @@ type (torch's cast back is thirty times slower), and every element is independen
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from deepinfer_cpu.scalars import f32, i32
@@ -22,23 +25,60 @@ AMAX_FLOOR_E4M3 = 1e-4
 AMAX_FLOOR_E2M1 = 6.0 * 2.0**-126
 AMAX_FLOOR_E2M1_E4M3 = 6.0 * 2.0**-9
 
-_EXPONENT = i32(0x7F800000)
-_MANTISSA = i32(0x007FFFFF)
-_E4M3_SMALLEST_NORMAL, _E4M3_STEP = f32(2.0**-6), f32(1.5 * 2.0**20)
-_E2M1_SMALLEST_NORMAL, _E2M1_STEP = f32(1.0), f32(1.5 * 2.0**22)
-_E2M1_TOP, _TWO = f32(E2M1_MAX), f32(2.0)
-_NO_CODE, _LAST_CODE = i32(0), i32(12)
+_EXPONENT, _MANTISSA = 0x7F800000, 0x007FFFFF
+
+
+@frozen(eq=False)
+class Constants:
+    """What rounding and decoding need on one device: 0-dim tensors, and tables by code."""
+
+    exponent: Tensor
+    mantissa: Tensor
+    e4m3_smallest_normal: Tensor
+    e4m3_step: Tensor
+    e2m1_smallest_normal: Tensor
+    e2m1_step: Tensor
+    e2m1_top: Tensor
+    two: Tensor
+    no_code: Tensor
+    last_code: Tensor
+    e4m3: Tensor
+    e8m0: Tensor
+    e2m1_pairs: Tensor
+    e2m1_code_of_double: Tensor
+
+
+@cache
+def constants(device: torch.device) -> Constants:
+    """Those of ``device``; made at the first use, shared, never to be changed."""
+    with torch.inference_mode(False):
+        tables = _e4m3_table(), _e8m0_table(), _e2m1_pairs(), torch.tensor(_CODE_OF_DOUBLE, dtype=torch.uint8)
+        return Constants(
+            i32(_EXPONENT, device),
+            i32(_MANTISSA, device),
+            f32(2.0**-6, device),
+            f32(1.5 * 2.0**20, device),
+            f32(1.0, device),
+            f32(1.5 * 2.0**22, device),
+            f32(E2M1_MAX, device),
+            f32(2.0, device),
+            i32(0, device),
+            i32(12, device),
+            *(table.to(device) for table in tables),
+        )
 
 
 def round_e4m3(x: Tensor) -> Tensor:
     """fp32 ``x`` with ``|x| <= 448`` rounded to the nearest E4M3 value, as fp32 (NaN stays NaN; -0 may become +0)."""
-    step = (x.view(torch.int32) & _EXPONENT).view(torch.float32).clamp_(min=_E4M3_SMALLEST_NORMAL).mul_(_E4M3_STEP)
+    c = constants(x.device)
+    step = (x.view(torch.int32) & c.exponent).view(torch.float32).clamp_(min=c.e4m3_smallest_normal).mul_(c.e4m3_step)
     return torch.add(x, step).sub_(step)
 
 
 def round_e2m1(x: Tensor) -> Tensor:
     """fp32 ``x`` with ``|x| <= 6`` rounded to the nearest E2M1 value, as fp32 (-0 may become +0)."""
-    step = (x.view(torch.int32) & _EXPONENT).view(torch.float32).clamp_(min=_E2M1_SMALLEST_NORMAL).mul_(_E2M1_STEP)
+    c = constants(x.device)
+    step = (x.view(torch.int32) & c.exponent).view(torch.float32).clamp_(min=c.e2m1_smallest_normal).mul_(c.e2m1_step)
     return torch.add(x, step).sub_(step)
 
 
@@ -52,37 +92,43 @@ def encode_e2m1(x: Tensor) -> Tensor:
 
     The format has no NaN: a NaN becomes some code (its group's E4M3 scale is then NaN; an E8M0 scale is not).
     """
-    doubled = round_e2m1(x.abs().clamp_(max=_E2M1_TOP)).mul_(_TWO).to(torch.int32)
-    magnitude = doubled.clamp_(_NO_CODE, _LAST_CODE)  # what NaN turns into lies outside
-    codes = _E2M1_CODE_OF_DOUBLE.index_select(0, magnitude.view(-1)).view(x.shape)
+    c = constants(x.device)
+    doubled = round_e2m1(x.abs().clamp_(max=c.e2m1_top)).mul_(c.two).to(torch.int32)
+    magnitude = doubled.clamp_(c.no_code, c.last_code)  # what NaN turns into lies outside
+    codes = c.e2m1_code_of_double.index_select(0, magnitude.view(-1)).view(x.shape)
     codes = codes | (x.signbit().to(torch.uint8) << 3)
     return codes[..., 0::2] | (codes[..., 1::2] << 4)
 
 
 def decode_e4m3(codes: Tensor) -> Tensor:
     """E4M3 bytes (uint8 ``[..., n]``) -> fp32 ``[..., n]``."""
-    return _E4M3.index_select(0, codes.to(torch.int32).reshape(-1)).view(codes.shape)
+    return constants(codes.device).e4m3.index_select(0, codes.to(torch.int32).reshape(-1)).view(codes.shape)
 
 
 def decode_e2m1(codes: Tensor) -> Tensor:
     """Packed E2M1 (uint8 ``[..., n]``) -> fp32 ``[..., 2n]``."""
-    pairs = _E2M1_PAIRS.index_select(0, codes.to(torch.int32).reshape(-1))
+    pairs = constants(codes.device).e2m1_pairs.index_select(0, codes.to(torch.int32).reshape(-1))
     return pairs.view(torch.float32).view(*codes.shape[:-1], codes.shape[-1] * 2)
 
 
 def decode_e8m0(codes: Tensor) -> Tensor:
     """UE8M0 bytes (uint8) -> fp32 ``2^(byte - 127)``; byte 255 is NaN."""
-    return _E8M0.index_select(0, codes.to(torch.int32).reshape(-1)).view(codes.shape)
+    return constants(codes.device).e8m0.index_select(0, codes.to(torch.int32).reshape(-1)).view(codes.shape)
 
 
 def pow2_ceil(x: Tensor) -> Tensor:
     """Smallest power of two ``>= x`` for positive normal fp32 ``x``, by its bits."""
-    return ((x.view(torch.int32) + _MANTISSA) & _EXPONENT).view(torch.float32)
+    c = constants(x.device)
+    return ((x.view(torch.int32) + c.mantissa) & c.exponent).view(torch.float32)
 
 
 def encode_e8m0(scale: Tensor) -> Tensor:
     """Exponent byte of a power of two (normal fp32) as uint8."""
     return (scale.view(torch.int32) >> 23).to(torch.uint8)
+
+
+def _e4m3_table() -> Tensor:
+    return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.float32)
 
 
 def _e2m1_signed() -> Tensor:
@@ -103,8 +149,5 @@ def _e2m1_pairs() -> Tensor:
     return torch.stack([signed[byte & 15], signed[byte >> 4]], dim=1).contiguous().view(torch.int64).view(-1)
 
 
-_E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.float32)
-_E8M0 = _e8m0_table()
-_E2M1_PAIRS = _e2m1_pairs()
-# Index: twice the magnitude (0, 1, 2, 3, 4, 6, 8, 12).
-_E2M1_CODE_OF_DOUBLE = torch.tensor([0, 1, 2, 3, 4, 0, 5, 0, 6, 0, 0, 0, 7], dtype=torch.uint8)
+_CODE_OF_DOUBLE = (0, 1, 2, 3, 4, 0, 5, 0, 6, 0, 0, 0, 7)
+"""Index: twice the magnitude (0, 1, 2, 3, 4, 6, 8, 12)."""

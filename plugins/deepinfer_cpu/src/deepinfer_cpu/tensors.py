@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
 from deepinfer_cpu import rounding
+
+Quantised = Any
+"""A quantised tensor of this backend or of another one: it offers what the public members of :class:`QuantTensor` are.
+Ops that take one beside plain tensors know it by not being a ``torch.Tensor``."""
+Weight = Any
+"""A prepared weight of this backend or of another one: ``name``, ``shape`` and ``matrix``, as in
+:class:`PreparedWeight`."""
 
 DECODE_DATA: dict[str, Callable[[Tensor], Tensor]] = {"e4m3": rounding.decode_e4m3, "e2m1": rounding.decode_e2m1}
 ENCODE_DATA: dict[str, Callable[[Tensor], Tensor]] = {"e4m3": rounding.encode_e4m3, "e2m1": rounding.encode_e2m1}

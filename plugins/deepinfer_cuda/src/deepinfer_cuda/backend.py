@@ -39,7 +39,7 @@ def create(device: str | None = None, config: Any = None) -> Any:
     torch.cuda.set_device(chosen)
     _full_precision()
     table = op_table()
-    plain = cpu_backend()
+    plain = cpu_backend(on=chosen)
     return build_backend(
         NAME,
         table,
@@ -47,7 +47,7 @@ def create(device: str | None = None, config: Any = None) -> Any:
         device=chosen,
         capabilities=capabilities(arch, memory_bytes=torch.cuda.get_device_properties(chosen).total_memory),
         unit_bytes=plain.unit_bytes,
-        alloc_caches=partial(_alloc_caches, plain, chosen),
+        alloc_caches=plain.alloc_caches,
         bind_inputs=partial(bind_inputs, device=chosen),
         to_host=to_host,
         close=plain.close,
@@ -105,9 +105,3 @@ def _full_precision() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-
-
-def _alloc_caches(plain: Any, device: torch.device, specs: Any, units: Any) -> Any:
-    """The arenas of ``cpu``, in the memory of the device."""
-    with device:
-        return plain.alloc_caches(specs, units)

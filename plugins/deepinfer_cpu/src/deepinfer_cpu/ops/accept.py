@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from deepinfer_cpu.contracts import shape_error
 from deepinfer_cpu.ops import sampling
+from deepinfer_cpu.scalars import is_host
 
 KEEP = math.exp(-5e-5)
 NOISE_CASE = 3
@@ -46,8 +46,8 @@ def verify(
         for rows that verify nothing) and ``stopped`` bool ``[N]``.
     """
     rows, first = logits.shape[0], params.first_row.long()
-    if first.dim() != 1 or int(first[-1]) != rows or bool((first.diff() < 1).any()):
-        raise shape_error("sample.verify", "first_row", f"rising, from 0 to {rows}", first.tolist())
+    if first.dim() != 1 or (is_host(first) and (int(first[-1]) != rows or bool((first.diff() < 1).any()))):
+        raise shape_error("sample.verify", "first_row", f"rising, from 0 to {rows}", list(first.shape))
     if mode not in ("rejection", "coupled"):
         raise shape_error("sample.verify", "mode", "'rejection' or 'coupled'", mode)
     if draft is not None and draft.tokens.shape != (rows,):
@@ -56,7 +56,7 @@ def verify(
         raise shape_error("sample.verify", "draft.logprobs", list(logits.shape), list(draft.logprobs.shape))
     logq = sampling.logprobs(logits, params)
     last = torch.zeros(rows, dtype=torch.bool, device=logits.device)
-    last[first[1:] - 1] = True
+    last.index_fill_(0, first[1:] - 1, True)
     wanted = (
         torch.full((rows,), -1, device=logits.device) if draft is None else draft.tokens.long().masked_fill(last, -1)
     )
@@ -89,7 +89,7 @@ def _rejected(logq: Tensor, params: Any, draft: Any, wanted: Tensor, last: Tenso
     replaced = sampling.draw(shares.log(), params.seeds, params.positions, case=1)
     column = wanted.clamp(min=0).unsqueeze(1)
     ratio = (logq.gather(1, column).double() - draft.logprobs.gather(1, column).double()).clamp(max=0).exp()
-    accept = (torch.from_numpy(_accept_noise(params)).to(ratio.device) < ratio.squeeze(1)) & (wanted >= 0)
+    accept = (_accept_noise(params) < ratio.squeeze(1)) & (wanted >= 0)
     tokens = torch.where(last, fresh, replaced).long()
     return torch.where(accept, wanted, tokens), accept, (1 - left).clamp(min=0).float()
 
@@ -97,36 +97,33 @@ def _rejected(logq: Tensor, params: Any, draft: Any, wanted: Tensor, last: Tenso
 def _coupled(logq: Tensor, params: Any, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens int64 and verdicts ``[T]`` of the Gumbel coupling; the chances are not known beforehand."""
     seeds, positions = _noise_inputs(params)
-    keys = sampling.key(seeds, positions, NOISE_CASE)[:, None]
-    with np.errstate(over="ignore"):
-        hashes = sampling.mix(keys + np.arange(logq.shape[1], dtype=np.uint64) * sampling.GOLDEN)
-    uniform = ((hashes >> np.uint64(40)).astype(np.float64) + 0.5) * 2.0**-24
-    tokens = (logq.double() + torch.from_numpy(-np.log(-np.log(uniform))).to(logq.device)).argmax(1)
+    keys = sampling.key(seeds, positions, NOISE_CASE).unsqueeze(1)
+    hashes = sampling.mix(keys + torch.arange(logq.shape[1], device=keys.device) * sampling.GOLDEN)
+    uniform = sampling.shifted(hashes, 40).double().add_(0.5).mul_(2.0**-24)
+    tokens = (logq.double() - uniform.log_().neg_().log_()).argmax(1)
     return tokens, tokens == wanted, torch.ones(len(tokens), device=tokens.device)
 
 
 def _settled(
     logq: Tensor, tokens: Tensor, accept: Tensor, chance: Tensor, first: Tensor, stop_ids: Tensor | None
 ) -> dict[str, Tensor]:
-    """The prefix rule, request by request."""
-    n, rows = len(first) - 1, len(tokens)
+    """The prefix rule: what a request gives ends with its first row that is not accepted."""
+    n, rows, device = len(first) - 1, len(tokens), tokens.device
     logprobs = logq.gather(1, tokens.unsqueeze(1)).squeeze(1)
-    device = tokens.device
-    accepted, final = torch.zeros(n, dtype=torch.int32, device=device), torch.zeros(n, dtype=torch.long, device=device)
-    counted = torch.zeros(rows, dtype=torch.bool, device=device)
+    request = torch.repeat_interleave(torch.arange(n, device=device), first.diff(), output_size=rows)
+    row = torch.arange(rows, device=device)
+    ends = torch.where(accept, rows, row)  # the last row of a request is never accepted
+    final = torch.full((n,), rows, device=device).scatter_reduce_(0, request, ends, "amin")
+    counted = row < final[request]
     stopped = torch.zeros(n, dtype=torch.bool, device=device)
-    for i, (begin, end) in enumerate(zip(first[:-1].tolist(), first[1:].tolist(), strict=True)):
-        at = begin
-        while at < end - 1 and bool(accept[at]):
-            at += 1
-        accepted[i], final[i] = at - begin, at
-        counted[begin:at] = True
-        if stop_ids is not None:
-            stopped[i] = bool(torch.isin(tokens[begin : at + 1], stop_ids[i][stop_ids[i] >= 0]).any())
+    if stop_ids is not None:
+        ids = stop_ids.long()[request]
+        hit = ((tokens.unsqueeze(1) == ids) & (ids >= 0)).any(1) & (row <= final[request])
+        stopped = torch.zeros(n, dtype=torch.int32, device=device).index_add_(0, request, hit.to(torch.int32)) > 0
     return {
         "sampled_ids": tokens[final].to(torch.int32),
         "sampled_logprob": logprobs[final],
-        "accepted": accepted,
+        "accepted": (final - first[:-1]).to(torch.int32),
         "verified_ids": tokens.masked_fill(~counted, -1).to(torch.int32),
         "verified_logprob": logprobs.masked_fill(~counted, 0.0),
         "accept_prob": chance,
@@ -134,14 +131,12 @@ def _settled(
     }
 
 
-def _noise_inputs(params: Any) -> tuple[sampling.U64, sampling.U64]:
-    seeds = params.seeds.cpu().numpy().astype(np.uint64, copy=False).reshape(-1)
-    return seeds, params.positions.cpu().numpy().astype(np.uint64)
+def _noise_inputs(params: Any) -> tuple[Tensor, Tensor]:
+    return sampling.bits_of(params.seeds), params.positions.reshape(-1).long()
 
 
-def _accept_noise(params: Any) -> Any:
+def _accept_noise(params: Any) -> Tensor:
     """Uniform numbers in [0, 1), f64 ``[T]``, that decide about drafts."""
     seeds, positions = _noise_inputs(params)
-    with np.errstate(over="ignore"):
-        hashes = sampling.mix(seeds ^ ((np.uint64(3) * positions + np.uint64(2)) * sampling.GOLDEN))
-    return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    hashes = sampling.mix(seeds ^ ((3 * positions + 2) * sampling.GOLDEN))
+    return sampling.shifted(hashes, 11).double().mul_(2.0**-53)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from attrs import frozen
 from torch import Tensor
@@ -18,11 +16,8 @@ from torch import Tensor
 from deepinfer_cpu.caches import CacheView
 from deepinfer_cpu.contracts import INTEGERS, check_like, shape_error
 from deepinfer_cpu.ops import cache
-from deepinfer_cpu.scalars import f32
+from deepinfer_cpu.scalars import f32, is_host
 
-Mask = npt.NDArray[np.bool_]
-
-_LOWEST_MAX, _ONE = f32(-1e30), f32(1.0)
 GATHER_VALUES = 1 << 22
 """Values of gathered keys held at once; more rows are done in turns."""
 
@@ -66,19 +61,19 @@ def sparse_prefill(
     if round_probs is None:
         round_probs = q.dtype != torch.float32
     keys = kv.float()
-    where = indices.numpy()
+    where = indices
     valid = (where >= 0) & (where < kv.shape[0])
     if lengths is not None:
-        valid &= np.arange(where.shape[1]) < lengths.numpy()[:, None]
+        valid &= torch.arange(where.shape[1], device=q.device) < lengths.unsqueeze(1)
     result = torch.empty_like(q) if out is None else out
-    lse = torch.empty(q.shape[:2])
+    lse = torch.empty(q.shape[:2], device=q.device)
     if not kv.shape[0]:
         return result.zero_(), lse.fill_(math.inf)
-    where = np.where(valid, where, 0)
+    where = where.masked_fill(~valid, 0)
     step = max(1, GATHER_VALUES // max(1, where.shape[1] * q.shape[2]))
     for begin in range(0, q.shape[0], step):
         rows = slice(begin, begin + step)
-        chosen = keys.index_select(0, torch.from_numpy(where[rows].reshape(-1)))
+        chosen = keys.index_select(0, where[rows].reshape(-1))
         chosen = chosen.view(-1, where.shape[1], q.shape[2])
         result[rows], lse[rows] = softmax_rows(q[rows], chosen, valid[rows], scale, sink, round_probs)
     return result, lse
@@ -110,14 +105,14 @@ def sparse_decode(
         raise shape_error("attn.sparse_decode", "window", f"entries of {q.shape[2]} values", window.width)
     if round_probs is None:
         round_probs = q.dtype != torch.float32
-    sources = [(window, idx.numpy(), lengths)]
+    sources = [(window, idx, lengths)]
     if (extra is None) != (extra_idx is None):
         raise shape_error("attn.sparse_decode", "extra, extra_idx", "given together", (extra, extra_idx))
     if extra is not None and extra_idx is not None:
         _check("attn.sparse_decode", q, extra_idx, extra_lengths)
         if extra.width != window.width:
             raise shape_error("attn.sparse_decode", "extra", f"entries of {window.width} values", extra.width)
-        sources.append((extra, extra_idx.numpy(), extra_lengths))
+        sources.append((extra, extra_idx, extra_lengths))
     total = sum(where.shape[1] for _, where, _ in sources)
     step = max(1, GATHER_VALUES // max(1, total * q.shape[2]))
     if q.shape[0] <= step:
@@ -125,7 +120,7 @@ def sparse_decode(
         result, lse = softmax_rows(q, keys, valid, scale, sink, round_probs)
         return (result if out is None else out.copy_(result)), lse
     result = torch.empty_like(q) if out is None else out
-    lse = torch.empty(q.shape[:2])
+    lse = torch.empty(q.shape[:2], device=q.device)
     for begin in range(0, q.shape[0], step):
         rows = slice(begin, begin + step)
         keys, valid = _gather(sources, rows)
@@ -151,41 +146,41 @@ def _check_heads(op: str, q: Tensor, sink: Tensor | None, out: Tensor | None) ->
         check_like(op, "out", out, q.shape, q.dtype)
 
 
-def _gather(sources: list[tuple[CacheView, cache.Slots, Tensor | None]], rows: slice) -> tuple[Tensor, Mask]:
+def _gather(sources: list[tuple[CacheView, Tensor, Tensor | None]], rows: slice) -> tuple[Tensor, Tensor]:
     """Keys fp32 ``[T, k, D]`` of all sources side by side, and which are valid ``[T, k]``."""
     keys, masks = [], []
     for view, where, lengths in sources:
         where = where[rows]
         valid = where >= 0
         if lengths is not None:
-            valid &= np.arange(where.shape[1]) < lengths.numpy()[rows][:, None]
-        found = cache.gather(view, np.maximum(where, 0).reshape(-1))
+            valid &= torch.arange(where.shape[1], device=where.device) < lengths[rows].unsqueeze(1)
+        found = cache.gather(view, where.clamp(min=0).reshape(-1))
         keys.append(found.view(*where.shape, view.width))
         masks.append(valid)
     if len(keys) == 1:
         return keys[0], masks[0]
-    return torch.cat(keys, dim=1), np.concatenate(masks, axis=1)
+    return torch.cat(keys, dim=1), torch.cat(masks, dim=1)
 
 
 def softmax_rows(
     q: Tensor,
     keys: Tensor,
-    valid: Mask,
+    valid: Tensor,
     scale: float,
     sink: Tensor | None,
     round_probs: bool,
 ) -> tuple[Tensor, Tensor]:
     """``q`` ``[T, h, D]`` over each row's own fp32 ``keys`` ``[T, k, D]`` (changed in place where invalid)."""
     qf = q if q.dtype == torch.float32 else q.float()
-    full = bool(valid.all())
+    full = is_host(valid) and bool(valid.all())  # a device is not asked: there the general path runs
     if not full:
-        absent = torch.from_numpy(~valid)
+        absent = ~valid
         keys.masked_fill_(absent.unsqueeze(-1), 0.0)  # a stale key may hold NaN, and 0 * NaN is NaN
-    scores = torch.bmm(qf, keys.transpose(1, 2)).mul_(f32(scale))
+    scores = torch.bmm(qf, keys.transpose(1, 2)).mul_(f32(scale, q.device))
     if not full:
         scores.masked_fill_(absent.unsqueeze(1), -math.inf)
     top = scores.amax(-1, keepdim=True) if keys.shape[1] else scores.new_full((*q.shape[:2], 1), -math.inf)
-    top = top.clamp_(min=_LOWEST_MAX)
+    top = top.clamp_(min=f32(-1e30, q.device))
     weights = scores.sub_(top).exp_()
     total = weights.sum(-1, keepdim=True)
     if round_probs:
@@ -196,4 +191,4 @@ def softmax_rows(
         lse = lse.masked_fill_(total.squeeze(-1) == 0, math.inf)
     denominator = total if sink is None else total + (sink.view(1, -1, 1) - top).exp_()
     # The largest key contributes exp(0) = 1, so only a row without keys is below 1: it divides 0.
-    return mixed.div_(denominator.clamp_(min=_ONE)).to(q.dtype), lse
+    return mixed.div_(denominator.clamp_(min=f32(1.0, q.device))).to(q.dtype), lse

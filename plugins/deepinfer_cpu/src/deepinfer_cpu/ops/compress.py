@@ -5,11 +5,11 @@ State is fp32 ``[slots, ring, 2, d]``: plane 0 the score (gate), plane 1 the lat
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from deepinfer_cpu.contracts import INTEGERS, check_like, shape_error
+from deepinfer_cpu.scalars import is_host
 
 
 def combine(scores: Tensor, latents: Tensor) -> Tensor:
@@ -49,7 +49,8 @@ def prefill(
     """Entries completed by a prefill chunk of each sequence, then the chunk's last rows go to the ring.
 
     :param score: fp32 ``[T, d]``; ``latent`` likewise; ``state`` is read before it is overwritten.
-    :param row_seq: int32 ``[sum C]``, sequence of each output row; None derives it from ``cu_c``.
+    :param row_seq: int32 ``[sum C]``, sequence of each output row; None derives it from ``cu_c``,
+        and waits for the device.
     :param cu_q: int32 ``[n + 1]`` of new rows; ``cu_k`` of lengths after the chunk; ``cu_c`` of output rows, at
         least one for every sequence (unused rows are zero).
     :param perm: row of ``score`` that holds the t-th token, when they are permuted.
@@ -62,38 +63,52 @@ def prefill(
     check_like("compress.prefill", "state_slot", state_slot, (cu_q.numel() - 1,), *INTEGERS)
     check_like("compress.prefill", "cu_k", cu_k, cu_q.shape, *INTEGERS)
     check_like("compress.prefill", "cu_c", cu_c, cu_q.shape, *INTEGERS)
-    cq, ck, cc = (t.numpy().astype(np.int64) for t in (cu_q, cu_k, cu_c))
-    slots = state_slot.numpy().astype(np.int64)
-    q, end = np.diff(cq), np.diff(ck)
+    cq, ck, cc = cu_q.long(), cu_k.long(), cu_c.long()
+    n, device = cq.shape[0] - 1, score.device
+    slots, q, end = state_slot.long(), cq.diff(), ck.diff()
     start = end - q
-    seq = np.repeat(np.arange(q.size), np.diff(cc)) if row_seq is None else row_seq.numpy().astype(np.int64)
-    group = start[seq] // ratio + np.arange(seq.size) - cc[seq]
-    done = np.flatnonzero((group + 1) * ratio <= end[seq])
-    out = torch.zeros(seq.size, score.shape[1], dtype=dtype)
     if perm is not None:
         score, latent = score[perm.long()], latent[perm.long()]
-    if done.size:
-        seq, group = seq[done], group[done]
-        scores, latents = [], []
-        for m in range(ratio):
-            position = group * ratio + m
-            fresh = position >= start[seq]
-            row = torch.from_numpy(np.where(fresh, cq[seq] + position - start[seq], 0))
-            s, v = score[row], latent[row]
-            if not fresh.all():
-                old = np.flatnonzero(~fresh)
-                kept = state[torch.from_numpy(slots[seq[old]]), torch.from_numpy(position[old] % ring)]
-                s[torch.from_numpy(old)], v[torch.from_numpy(old)] = kept[:, 0], kept[:, 1]
-            scores.append(s)
-            latents.append(v)
-        out[torch.from_numpy(done)] = combine(torch.stack(scores), torch.stack(latents)).to(dtype)
-    kept_rows = np.minimum(q, ring)
-    seq = np.repeat(np.arange(q.size), kept_rows)
-    back = np.arange(seq.size) - np.repeat(np.cumsum(kept_rows), kept_rows)  # -kept .. -1
-    row = torch.from_numpy(cq[seq + 1] + back)
-    where = (torch.from_numpy(slots[seq]), torch.from_numpy((end[seq] + back) % ring))
-    state[where] = torch.stack([score[row], latent[row]], dim=1)
+    if row_seq is None:
+        row_seq = torch.repeat_interleave(torch.arange(n, device=device), cc.diff())
+    seq = row_seq.long()
+    out = torch.zeros(seq.shape[0], score.shape[1], dtype=dtype, device=device)
+    if not n or not seq.shape[0] or not score.shape[0]:
+        return out
+    begin, until = start[seq], end[seq]
+    group = begin.div(ratio, rounding_mode="floor") + torch.arange(seq.shape[0], device=device) - cc[seq]
+    done = ((group + 1) * ratio <= until).unsqueeze(1)
+    position = group * ratio + torch.arange(ratio, device=device).unsqueeze(1)  # [ratio, rows]
+    fresh = (position >= begin).unsqueeze(2)
+    row = (cq[seq] + position - begin).clamp(0, score.shape[0] - 1)
+    kept = state[slots[seq].unsqueeze(0), position % ring]  # [ratio, rows, 2, d]
+    scores, latents = (torch.where(fresh, x[row], kept[:, :, i]) for i, x in enumerate((score, latent)))
+    out = torch.where(done, combine(scores, latents).to(dtype), out)
+    back = torch.arange(ring, device=device)  # 0: the chunk's last row
+    rows = (cq[1:].unsqueeze(1) - 1 - back).reshape(-1)
+    wanted = (back < q.unsqueeze(1)).reshape(-1)
+    where = slots.unsqueeze(1).expand(n, ring).reshape(-1), ((end.unsqueeze(1) - 1 - back) % ring).reshape(-1)
+    _write(state, where, score, latent, rows, wanted)
     return out
+
+
+def _write(
+    state: Tensor, where: tuple[Tensor, Tensor], score: Tensor, latent: Tensor, rows: Tensor, wanted: Tensor
+) -> None:
+    """``state[where] = rows`` of score and latent where ``wanted``. On a device, which is not asked how many those are,
+    an unwanted row repeats the first wanted one; where none is wanted, what is there is written over itself."""
+    slots, ring_rows = where
+    if is_host(wanted):
+        kept = wanted.nonzero().squeeze(1)
+        slots, ring_rows, rows = slots[kept], ring_rows[kept], rows[kept]
+        state[slots, ring_rows] = torch.stack([score[rows], latent[rows]], dim=1)
+        return
+    first = wanted.to(torch.uint8).argmax(0, keepdim=True)
+    source = torch.where(wanted, torch.arange(wanted.shape[0], device=wanted.device), first)
+    slots, ring_rows = slots[source].clamp(min=0), ring_rows[source]
+    rows = rows[source].clamp(min=0)
+    new = torch.stack([score[rows], latent[rows]], dim=1)
+    state[slots, ring_rows] = torch.where(wanted[first].view(1, 1, 1), new, state[slots, ring_rows])
 
 
 def decode(
@@ -119,23 +134,19 @@ def decode(
         raise shape_error("compress.decode", "state", f"a ring of at least {ratio + max_q - 1} rows", ring)
     check_like("compress.decode", "state_slot", state_slot, score.shape[:1], *INTEGERS)
     check_like("compress.decode", "context_lens", context_lens, score.shape[:1], *INTEGERS)
-    slots, length = state_slot.numpy().astype(np.int64), context_lens.numpy().astype(np.int64)
-    out = torch.zeros(score.shape, dtype=dtype)
-    real = np.flatnonzero((slots >= 0) & (length > 0))
-    if real.size < slots.size:
-        slots, length = slots[real], length[real]
-        score, latent = score[torch.from_numpy(real)], latent[torch.from_numpy(real)]
-    if not real.size:
+    slots, length, device = state_slot.long(), context_lens.long(), score.device
+    out = torch.zeros(score.shape, dtype=dtype, device=device)
+    if not score.shape[0] or not state.shape[0]:
         return out
+    real = (slots >= 0) & (length > 0)
     position = length - 1
-    state[torch.from_numpy(slots), torch.from_numpy(position % ring)] = torch.stack([score, latent], dim=1)
-    done = np.flatnonzero(length % ratio == 0)
-    if done.size:
-        rows = position[done] + np.arange(1 - ratio, 1)[:, None]  # [ratio, m]
-        members = state[torch.from_numpy(slots[done]), torch.from_numpy(rows % ring)]  # [ratio, m, 2, d]
-        entries = combine(members[:, :, 0], members[:, :, 1]).to(dtype)
-        out[torch.from_numpy(real[done])] = entries
-    return out
+    _write(state, (slots, position % ring), score, latent, torch.arange(score.shape[0], device=device), real)
+    done = real & (length % ratio == 0)
+    if is_host(done) and not bool(done.any()):
+        return out
+    rows = position + torch.arange(1 - ratio, 1, device=device).unsqueeze(1)  # [ratio, T]
+    members = state[slots.clamp(min=0), rows % ring]  # [ratio, T, 2, d]
+    return torch.where(done.unsqueeze(1), combine(members[:, :, 0], members[:, :, 1]).to(dtype), out)
 
 
 def state_copy(src: Tensor, dst: Tensor, last_hit: int) -> None:
@@ -143,5 +154,5 @@ def state_copy(src: Tensor, dst: Tensor, last_hit: int) -> None:
     if src.dim() != 3 or dst.dim() != 3 or src.shape[1:] != dst.shape[1:]:
         raise shape_error("compress.state_copy", "dst", f"[ring, 2, {src.shape[-1]}]", list(dst.shape))
     count = min(src.shape[0], dst.shape[0], last_hit)
-    position = torch.arange(last_hit - count, last_hit)
+    position = torch.arange(last_hit - count, last_hit, device=src.device)
     dst[position % dst.shape[0]] = src[position % src.shape[0]]

@@ -109,7 +109,7 @@ def gate(x: Tensor, kv: Tensor, params: GateParams, *, mask: Tensor | None = Non
     xf, kvf = x.float(), kv.float()
     keys, value = kvf[:, : c * width].view(tokens, c, width), kvf[:, c * width :].unsqueeze(1)
     dot = (xf * params.weight).mul_(keys).sum(-1, keepdim=True)
-    dot.mul_(inverse_rms(xf, params.norm_eps)).mul_(inverse_rms(keys, params.norm_eps)).mul_(f32(width**-0.5))
+    dot.mul_(inverse_rms(xf, params.norm_eps)).mul_(inverse_rms(keys, params.norm_eps)).mul_(f32(width**-0.5, x.device))
     g = gate_of(dot)
     if mask is not None:
         g = g * mask.view(-1, 1, 1)
@@ -118,5 +118,5 @@ def gate(x: Tensor, kv: Tensor, params: GateParams, *, mask: Tensor | None = Non
 
 def gate_of(dot: Tensor) -> Tensor:
     """``sigmoid(sign(d) * sqrt(max(|d|, 1e-6)))``, the sign of a zero counting as a sign."""
-    root = torch.copysign(dot.abs().clamp_(min=f32(GATE_FLOOR)).sqrt_(), dot)
-    return root.neg_().exp_().add_(f32(1.0)).reciprocal_()
+    root = torch.copysign(dot.abs().clamp_(min=f32(GATE_FLOOR, dot.device)).sqrt_(), dot)
+    return root.neg_().exp_().add_(f32(1.0, dot.device)).reciprocal_()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from deepinfer_cpu.contracts import FLOATS, check_floats, check_like, shape_error
-from deepinfer_cpu.tensors import PreparedWeight, QuantTensor
+from deepinfer_cpu.tensors import Quantised, Weight
 
 LONGEST_INNER = 768
 """Inner dimensions up to this are summed in one order by the library, for any number of rows and of threads."""
@@ -38,17 +38,17 @@ def product(a: Tensor, matrix: Tensor) -> Tensor:
     return y
 
 
-def operand(op: str, a: Tensor | QuantTensor) -> tuple[Tensor, torch.dtype]:
+def operand(op: str, a: Tensor | Quantised) -> tuple[Tensor, torch.dtype]:
     """fp32 values of an activation, and the dtype that a result takes by default."""
-    if isinstance(a, QuantTensor):
+    if not isinstance(a, Tensor):
         return a.values, torch.bfloat16
     check_floats(op, "a", a)
     return (a if a.dtype == torch.float32 else a.float()), a.dtype
 
 
 def dense(
-    a: Tensor | QuantTensor,
-    w: PreparedWeight,
+    a: Tensor | Quantised,
+    w: Weight,
     *,
     out_dtype: torch.dtype | None = None,
     acc: Tensor | None = None,
@@ -88,8 +88,8 @@ def _check_result(op: str, shape: tuple[int, ...], out_dtype: torch.dtype | None
 
 
 def grouped(
-    a: Tensor | QuantTensor,
-    w: PreparedWeight,
+    a: Tensor | Quantised,
+    w: Weight,
     seg_ends: Tensor | Sequence[int],
     *,
     out_dtype: torch.dtype | None = None,
@@ -97,32 +97,54 @@ def grouped(
 ) -> Tensor:
     """Rows of ``a`` ``[M, K]`` sorted by group: group g owns rows ``[seg_ends[g-1], seg_ends[g])`` -> ``[M, N]``.
 
-    ``w`` is a stack ``[E, K, N]``. Rows past the last segment are zero.
+    ``w`` is a stack ``[E, K, N]``. Rows past the last segment are zero. Ends that lie on a device are not looked at by
+    the host, which therefore checks their number only.
     """
     values, dtype = operand("gemm.grouped", a)
-    ends = seg_ends.tolist() if isinstance(seg_ends, Tensor) else list(seg_ends)
     matrix = w.matrix
     if matrix.dim() != 3 or values.dim() != 2 or values.shape[-1] != matrix.shape[1]:
         raise shape_error("gemm.grouped", "a", f"[M, {matrix.shape[-2]}] for weight {w.name}", list(values.shape))
-    if len(ends) != matrix.shape[0]:
-        raise shape_error("gemm.grouped", "seg_ends", f"{matrix.shape[0]} segments", len(ends))
-    if any(end < begin for begin, end in pairwise([0, *ends, values.shape[0]])):
-        raise shape_error("gemm.grouped", "seg_ends", f"ascending, at most {values.shape[0]}", ends)
     _check_result("gemm.grouped", (values.shape[0], matrix.shape[2]), out_dtype, out)
-    y = torch.zeros(values.shape[0], matrix.shape[2])
-    begin = 0
-    for group, end in enumerate(ends):
-        if end > begin:
-            y[begin:end] = product(values[begin:end], matrix[group])
-        begin = end
+    if isinstance(seg_ends, Tensor) and seg_ends.device.type != "cpu":
+        if seg_ends.shape != matrix.shape[:1]:
+            raise shape_error("gemm.grouped", "seg_ends", f"{matrix.shape[0]} segments", list(seg_ends.shape))
+        rows = torch.arange(values.shape[0], device=values.device)
+        y = of_groups(values, matrix, torch.searchsorted(seg_ends.long(), rows, right=True))
+    else:
+        ends = seg_ends.tolist() if isinstance(seg_ends, Tensor) else list(seg_ends)
+        _check_ends(ends, matrix.shape[0], values.shape[0])
+        y = values.new_zeros(values.shape[0], matrix.shape[2])
+        for group, (begin, end) in enumerate(pairwise([0, *ends])):
+            if end > begin:
+                y[begin:end] = product(values[begin:end], matrix[group])
     if out is not None:
         return out.copy_(y)
     return y.to(dtype if out_dtype is None else out_dtype)
 
 
+def of_groups(values: Tensor, matrix: Tensor, group: Tensor) -> Tensor:
+    """fp32 ``[M, K]`` rows times the matrix of their ``group`` int ``[M]``; zeros for one that does not exist.
+
+    How many rows a group has is not asked: each matrix multiplies all of them, and its own are kept. So nothing waits
+    for the device, and nothing depends on what is there. That is ``E`` times the arithmetic of a grouped product.
+    """
+    y = values.new_zeros(values.shape[0], matrix.shape[2])
+    if values.shape[0]:
+        for number in range(matrix.shape[0]):
+            y = torch.where((group == number).unsqueeze(1), product(values, matrix[number]), y)
+    return y
+
+
+def _check_ends(ends: Sequence[int], groups: int, rows: int) -> None:
+    if len(ends) != groups:
+        raise shape_error("gemm.grouped", "seg_ends", f"{groups} segments", len(ends))
+    if any(end < begin for begin, end in pairwise([0, *ends, rows])):
+        raise shape_error("gemm.grouped", "seg_ends", f"ascending, at most {rows}", ends)
+
+
 def einsum_heads(
-    a: Tensor | QuantTensor, w: PreparedWeight, *, out_fp8: bool = False, out: Tensor | None = None
-) -> Tensor | QuantTensor:
+    a: Tensor | Quantised, w: Weight, *, out_fp8: bool = False, out: Tensor | None = None
+) -> Tensor | Quantised:
     """``z[t, g] = a[t, g] @ w[g]``: ``a`` ``[T, G, K]``, ``w`` ``[G, K, N]`` -> ``[T, G, N]`` in the dtype of ``a``.
 
     ``out_fp8`` quantises the result (E4M3, UE8M0, groups of 32).
@@ -139,7 +161,7 @@ def einsum_heads(
     if out is not None:
         _check_result("gemm.einsum_heads", (rows, matrix.shape[0], matrix.shape[2]), None, out)
     if matrix.shape[1] > LONGEST_INNER:
-        y = torch.stack([product(values[:, g], w.slices[g]) for g in range(matrix.shape[0])], dim=1).to(dtype)
+        y = torch.stack([product(values[:, g], matrix[g]) for g in range(matrix.shape[0])], dim=1).to(dtype)
     else:
         if rows == 1:
             values = values.expand(2, -1, -1)

@@ -5,28 +5,28 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from deepinfer_cpu.caches import CacheView
 from deepinfer_cpu.contracts import check_like, shape_error
 from deepinfer_cpu.ops import cache
-from deepinfer_cpu.tensors import QuantTensor
+from deepinfer_cpu.scalars import is_host
+from deepinfer_cpu.tensors import Quantised
 
 KEY_TILE = 32
-SCORE_VALUES = 1 << 22
-"""Scores per head held at once; more rows are done in turns."""
+SCORE_VALUES, SCORE_VALUES_DEVICE = 1 << 22, 1 << 26
+"""Scores per head, or values of gathered keys, held at once; more rows are done in turns."""
 
 
-def _values(x: Tensor | QuantTensor) -> Tensor:
-    return x.values if isinstance(x, QuantTensor) else x.float()
+def _values(x: Tensor | Quantised) -> Tensor:
+    return x.float() if isinstance(x, Tensor) else x.values  # type: ignore[no-any-return]  # fp32 in any backend
 
 
 def logits(
-    q: Tensor | QuantTensor,
+    q: Tensor | Quantised,
     weights: Tensor,
-    keys: Tensor | QuantTensor | CacheView,
+    keys: Tensor | Quantised | CacheView,
     *,
     span: tuple[Tensor, Tensor] | None = None,
     context_lens: Tensor | None = None,
@@ -42,7 +42,8 @@ def logits(
     ``keys`` is a CacheView, ``context_lens`` int32 ``[T]`` counts visible entries, ``block_table`` int32 ``[T, MB]``.
 
     :param q: ``[T, heads, d]``; ``weights`` ``[T, heads]`` with all factors in it.
-    :param max_k: columns; None means the longest row.
+    :param max_k: columns, where a bound of the longest row will do; None means the longest row, which only the device
+        may know: then the op waits for it.
     :param candidates: int32 ``[T, nb]`` of ``block``-sized blocks, -1 none: other columns become -inf.
     """
     query, w = _values(q), weights.float()
@@ -66,21 +67,28 @@ def logits(
             raise shape_error("index.logits", "span", "given with gathered keys", None)
         for bound in span:
             check_like("index.logits", "span", bound, (rows,))
-        scores = _spans(query, w, _values(keys), span[0].numpy(), span[1].numpy(), max_k)
+        scores = _spans(query, w, _values(keys), span[0], span[1], max_k)
     if candidates is not None:
         scores.masked_fill_(~candidate_mask(candidates, scores.shape[1], block), -math.inf)
     return scores if out is None else out.copy_(scores)
 
 
-def _spans(query: Tensor, w: Tensor, keys: Tensor, ks: cache.Slots, ke: cache.Slots, max_k: int | None) -> Tensor:
+def _longest(lengths: Tensor) -> int:
+    return int(lengths.max()) if lengths.numel() else 0
+
+
+def _spans(query: Tensor, w: Tensor, keys: Tensor, ks: Tensor, ke: Tensor, max_k: int | None) -> Tensor:
     lengths = ke - ks
-    width = int(lengths.max(initial=0)) if max_k is None else max_k
-    scores = torch.full((query.shape[0], width), -math.inf)
+    width = max(0, _longest(lengths)) if max_k is None else max_k
+    scores = torch.full((query.shape[0], width), -math.inf, device=query.device)
+    columns = torch.arange(width, device=query.device)
+    if not is_host(ks):
+        _score_all(scores, query, w, keys, ks.unsqueeze(1) + columns)
+        return scores.masked_fill_(columns >= lengths.unsqueeze(1), -math.inf)
     # Rows with a common first key form one product; in a prefill batch these are the rows of a sequence.
-    cuts = np.flatnonzero(np.diff(ks, prepend=ks[:1] - 1, append=ks[-1:] - 1)).tolist() if ks.size else []
-    columns = torch.arange(width)
+    cuts = [0, *(ks.diff().nonzero().squeeze(1) + 1).tolist(), ks.shape[0]] if ks.numel() else []
     for begin, end in pairwise(cuts):
-        longest = min(width, int(lengths[begin:end].max()))
+        longest = min(width, _longest(lengths[begin:end]))
         if longest <= 0:
             continue
         tiled = _tiled(longest)
@@ -92,7 +100,21 @@ def _spans(query: Tensor, w: Tensor, keys: Tensor, ks: cache.Slots, ke: cache.Sl
         for at in range(begin, end, step):
             rows = slice(at, min(at + step, end))
             scores[rows, :longest] = _score(query[rows], w[rows], own)[:, :longest]
-    return scores.masked_fill_(columns >= torch.from_numpy(lengths).unsqueeze(1), -math.inf)
+    return scores.masked_fill_(columns >= lengths.unsqueeze(1), -math.inf)
+
+
+def _score_all(scores: Tensor, query: Tensor, w: Tensor, keys: Tensor, at: Tensor) -> None:
+    """Scores of the keys number ``at`` int ``[T, n]`` into ``scores`` ``[T, n]``: every row against every key, because
+    the host does not know which rows share theirs."""
+    count = keys.shape[0]
+    if not count or not at.numel():
+        return
+    own = keys.t().contiguous()
+    step = max(1, SCORE_VALUES_DEVICE // (query.shape[1] * count))
+    for begin in range(0, query.shape[0], step):
+        rows = slice(begin, begin + step)
+        chosen = at[rows].long().clamp_(0, count - 1)
+        scores[rows] = _score(query[rows], w[rows], own).gather(1, chosen)
 
 
 def _tiled(keys: int) -> int:
@@ -115,31 +137,32 @@ def _score(query: Tensor, w: Tensor, keys: Tensor) -> Tensor:
 def _paged(
     query: Tensor, w: Tensor, view: CacheView, context_lens: Tensor, block_table: Tensor, max_k: int | None
 ) -> Tensor:
-    lengths = context_lens.numpy()
-    width = int(lengths.max(initial=0)) if max_k is None else max_k
-    longest = min(width, int(lengths.max(initial=0)))
-    scores = torch.full((query.shape[0], width), -math.inf)
-    if longest == 0:
+    host, lengths = is_host(context_lens), context_lens
+    known = max(0, _longest(lengths)) if host or max_k is None else 0
+    width = known if max_k is None else max_k
+    longest = min(width, known) if host else width
+    scores = torch.full((query.shape[0], width), -math.inf, device=query.device)
+    if longest == 0 or not block_table.shape[1] or not query.shape[0]:
         return scores
     tiled = _tiled(longest)
-    entry = np.arange(tiled)
-    page, rest = np.minimum(entry // view.page, block_table.shape[1] - 1), entry % view.page
-    slots = block_table.numpy()[:, page] * view.page + rest
-    hidden = entry >= lengths[:, None]
-    slots[hidden] = 0
-    step = max(1, SCORE_VALUES // (tiled * view.width))
+    entry = torch.arange(tiled, device=query.device)
+    page = entry.div(view.page, rounding_mode="floor")
+    slots = block_table.index_select(1, page.clamp(max=block_table.shape[1] - 1)) * view.page + entry % view.page
+    hidden = entry >= lengths.unsqueeze(1)
+    slots = slots.masked_fill_(hidden, 0)
+    step = max(1, (SCORE_VALUES if host else SCORE_VALUES_DEVICE) // (tiled * view.width))
     for at in range(0, query.shape[0], step):
         rows = slice(at, at + step)
         found = cache.gather(view, slots[rows].reshape(-1)).view(-1, tiled, view.width)
         scores[rows, :longest] = _score(query[rows], w[rows], found.transpose(1, 2).contiguous())[:, :longest]
-    scores[:, :longest].masked_fill_(torch.from_numpy(hidden[:, :longest]), -math.inf)
+    scores[:, :longest].masked_fill_(hidden[:, :longest], -math.inf)
     return scores
 
 
 def candidate_mask(candidates: Tensor, width: int, block: int) -> Tensor:
     """bool ``[T, width]``: which columns lie in a candidate block."""
     blocks = -(-width // block)
-    chosen = torch.zeros(candidates.shape[0], blocks + 1, dtype=torch.bool)
+    chosen = torch.zeros(candidates.shape[0], blocks + 1, dtype=torch.bool, device=candidates.device)
     chosen.scatter_(1, candidates.long().where(candidates >= 0, blocks).clamp_(max=blocks), True)
     return chosen[:, :blocks].repeat_interleave(block, dim=1)[:, :width]
 
@@ -168,7 +191,7 @@ def topk(
         check_like("index.topk", "offset", offset, end.shape)
     if out is not None:
         check_like("index.topk", "out", out, (rows, k))
-    column = torch.arange(n, dtype=torch.int32)
+    column = torch.arange(n, dtype=torch.int32, device=scores.device)
     open_ = (column < end.unsqueeze(1)) & (scores > -math.inf)
     if n > k:
         visible = scores.masked_fill(~open_, -math.inf)
@@ -179,12 +202,12 @@ def topk(
         left = k - above.sum(1, keepdim=True)
         open_ = above | (tied & (tied.cumsum(1) <= left))
     place = torch.where(open_, open_.cumsum(1) - 1, k)
-    found = torch.full((rows, k + 1), -1, dtype=torch.int32)
+    found = torch.full((rows, k + 1), -1, dtype=torch.int32, device=scores.device)
     found.scatter_(1, place, column.expand(rows, n))
     chosen = found[:, :k].contiguous()
     values = None
     if want_values:
-        values = scores.float().gather(1, chosen.long().clamp_(min=0)) if n else torch.zeros(rows, k)
+        values = scores.float().gather(1, chosen.long().clamp_(min=0)) if n else scores.new_zeros(rows, k).float()
         values = values.masked_fill(chosen < 0, -math.inf)
     if offset is not None:
         chosen = torch.where(chosen < 0, chosen, chosen + offset.unsqueeze(1))
@@ -204,13 +227,13 @@ def block_max(scores: Tensor, valid: Tensor, block: int) -> tuple[Tensor, Tensor
     rows, n = scores.shape
     check_like("index.block_max", "valid", valid, (rows,))
     blocks = -(-n // block)
-    padded = torch.full((rows, blocks * block), -math.inf)
+    padded = torch.full((rows, blocks * block), -math.inf, device=scores.device)
     padded[:, :n] = scores
-    padded.masked_fill_(torch.arange(blocks * block) >= valid.unsqueeze(1), -math.inf)
+    padded.masked_fill_(torch.arange(blocks * block, device=scores.device) >= valid.unsqueeze(1), -math.inf)
     best = padded.view(rows, blocks, block).amax(2) if blocks else padded.view(rows, 0)
     best = best.clamp_(max=torch.finfo(torch.bfloat16).max)
     counts = (valid + (block - 1)).div(block, rounding_mode="floor").to(torch.int32)
-    newest = torch.arange(blocks) == (counts - 1).unsqueeze(1)
+    newest = torch.arange(blocks, device=scores.device) == (counts - 1).unsqueeze(1)
     return best.masked_fill_(newest, math.inf), counts
 
 

@@ -22,7 +22,7 @@ def window_index_prefill(pivots: Tensor, width: int) -> Tensor:
     """``pivots`` int32 ``[T, 4]`` = (a, n_a, b, n_b) -> ``a .. a+n_a-1, b .. b+n_b-1``, then -1; ``[T, width]``."""
     _columns("meta.window_index_prefill", pivots, 4)
     a, n_a, b, n_b = pivots.unsqueeze(-1).unbind(1)
-    k = torch.arange(width, dtype=torch.int32)
+    k = torch.arange(width, dtype=torch.int32, device=pivots.device)
     index = torch.where(k < n_a, a + k, b + (k - n_a))
     return index.masked_fill_(k >= n_a + n_b, -1)
 
@@ -31,7 +31,7 @@ def window_index_decode(offset_len: Tensor, ring: int, width: int) -> Tensor:
     """(slot of the window's first token, length) ``[T, 2]`` -> slots wrapping inside one ring, -1 beyond the length."""
     _columns("meta.window_index_decode", offset_len, 2)
     start, length = offset_len[:, :1], offset_len[:, 1:]
-    k = torch.arange(width, dtype=torch.int32)
+    k = torch.arange(width, dtype=torch.int32, device=offset_len.device)
     inside = start % ring
     index = (start - inside) + (inside + k) % ring
     return index.masked_fill_(k >= length, -1)
@@ -51,7 +51,7 @@ def compressed_index(
     and the result is physical slots.
     """
     _columns("meta.compressed_index", offset_len, 2)
-    k = torch.arange(width, dtype=torch.int32)
+    k = torch.arange(width, dtype=torch.int32, device=offset_len.device)
     beyond = k >= offset_len[:, 1:]
     index = offset_len[:, :1] + k
     if block_table is not None:
@@ -118,20 +118,21 @@ def decode_metadata(
 
     :param seqlens_q: int32 ``[N]`` rows of each request; ``seqlens_k`` int32 ``[N]`` lengths with them.
     :param block_tables: int32 ``[N, MB]``; ``state_slot`` and ``swa_slot`` int32 ``[N]``.
-    :param valid: bool ``[T]``, False marks placeholder rows; None means all are real.
+    :param valid: bool ``[T]``, False marks placeholder rows; None means all are real: the op waits for the device
+        to learn how many there are.
     """
-    n = seqlens_q.shape[0]
+    n, device = seqlens_q.shape[0], seqlens_q.device
     for name, per_request in (("seqlens_k", seqlens_k), ("state_slot", state_slot), ("swa_slot", swa_slot)):
         check_like("meta.decode_metadata", name, per_request, (n,))
     if block_tables.dim() != 2 or block_tables.shape[0] != n:
         raise shape_error("meta.decode_metadata", "block_tables", f"[{n}, MB]", list(block_tables.shape))
     total = None if valid is None else valid.shape[0]
-    rows = torch.repeat_interleave(torch.arange(n, dtype=torch.int32), seqlens_q, output_size=total)
+    rows = torch.repeat_interleave(torch.arange(n, dtype=torch.int32, device=device), seqlens_q, output_size=total)
     r = rows.long()
     first = torch.cumsum(seqlens_q, 0, dtype=torch.int32) - seqlens_q
-    t = torch.arange(rows.shape[0], dtype=torch.int32)
+    t = torch.arange(rows.shape[0], dtype=torch.int32, device=device)
     positions = seqlens_k[r] - seqlens_q[r] + (t - first[r])
-    mask = torch.ones(rows.shape[0], dtype=torch.bool) if valid is None else valid
+    mask = torch.ones(rows.shape[0], dtype=torch.bool, device=device) if valid is None else valid
     context = positions + 1
     tables = block_tables[r]
     out: dict[str, Tensor | Mapping[int, Tensor]] = {

@@ -16,6 +16,7 @@ from torch import Tensor
 from deepinfer_cpu.contracts import check_floats, check_like, shape_error
 from deepinfer_cpu.ops.gemm import product
 from deepinfer_cpu.ops.norm import inverse_rms
+from deepinfer_cpu.scalars import is_host
 
 F64 = npt.NDArray[np.float64]
 
@@ -71,7 +72,10 @@ def pre(stream: Tensor, a: Tensor, params: MixParams) -> tuple[Tensor, Tensor, T
     check_like("mhc.pre", "a", a, stream.shape[:2], torch.float32)
     z = stream.reshape(stream.shape[0], params.fn.shape[0]).float()
     mix = torch.addcmul(params.base, product(z, params.fn) * inverse_rms(z, params.norm_eps), params.scale)
-    both, mixed = coefficients(mix.numpy(), c, params.iters, params.eps)
+    if is_host(mix):
+        both, mixed = coefficients(mix.numpy(), c, params.iters, params.eps)
+    else:
+        both, mixed = _coefficients_on_device(mix, c, params.iters, params.eps)
     return collapse(z.view(stream.shape), a, stream.dtype), both[:, :c], both[:, c:], mixed
 
 
@@ -93,6 +97,29 @@ def _coefficients_of_many(mix: npt.NDArray[np.float32], c: int, iters: int, eps:
     # The destination index comes first in memory: that is how ``post`` multiplies.
     mixed = torch.from_numpy(np.ascontiguousarray(comb.transpose(2, 1, 0), dtype=np.float32)).transpose(1, 2)
     return both, mixed
+
+
+def _coefficients_on_device(mix: Tensor, c: int, iters: int, eps: float) -> tuple[Tensor, Tensor]:
+    """The steps of :func:`_coefficients_of_many` in torch, where the values are."""
+    wide = mix.t().double()
+    head = (-wide[: 2 * c]).clamp(max=700.0).exp_().add_(1.0).reciprocal_()
+    both = torch.cat([head[:c] + eps, head[c:] * 2.0])
+    logits = wide[2 * c :].reshape(c, c, -1)
+    b = (logits - logits.amax(1, keepdim=True)).exp_()
+    b = b / _in_order(b, 1) + eps
+    b = b / (_in_order(b, 0) + eps)
+    for _ in range(iters - 1):
+        b = b / (_in_order(b, 1) + eps)
+        b = b / (_in_order(b, 0) + eps)
+    return both.t().float().contiguous(), b.permute(2, 1, 0).float().contiguous().transpose(1, 2)
+
+
+def _in_order(b: Tensor, dim: int) -> Tensor:
+    """Sum over ``dim`` in index order, kept as a dimension."""
+    first, *others = b.unbind(dim)
+    for part in others:
+        first = first + part
+    return first.unsqueeze(dim)
 
 
 def collapse(z: Tensor, a: Tensor, dtype: torch.dtype) -> Tensor:

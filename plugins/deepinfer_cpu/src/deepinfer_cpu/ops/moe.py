@@ -9,14 +9,13 @@ from torch import Tensor
 
 from deepinfer_core.errors import UnsupportedFeature
 from deepinfer_cpu.contracts import FLOATS, check_floats, check_like, shape_error
-from deepinfer_cpu.ops.gemm import operand, product
+from deepinfer_cpu.ops.gemm import of_groups, operand, product
 from deepinfer_cpu.ops.quant import cast_per_token, check_cast
-from deepinfer_cpu.scalars import f32
-from deepinfer_cpu.tensors import PreparedWeight, QuantTensor
+from deepinfer_cpu.scalars import f32, is_host
+from deepinfer_cpu.tensors import PreparedWeight, Quantised, Weight
 
 CAST = ("e4m3", 32, "ue8m0")
 _LINEAR_ABOVE = np.float32(20.0)
-_ONE, _TINY = f32(1.0), f32(1e-20)
 
 
 @frozen(eq=False)
@@ -32,16 +31,29 @@ class Handle:
 
 @frozen(eq=False)
 class Dispatched:
-    """Rows sorted by (expert, token). ``segments``: (expert, begin, end) of each expert that has rows."""
+    """Rows sorted by (expert, token).
+
+    :ivar segments: (expert, begin, end) of each expert that has rows, where the host knows them.
+    :ivar expert: int64 ``[M]``, expert of each row, where only the device does; then M is tokens times k, the rows of
+        masked choices come last, and their expert is one that does not exist.
+    """
 
     x: Tensor
     weight: Tensor
     segments: tuple[tuple[int, int, int], ...]
     handle: Handle
+    expert: Tensor | None = None
+
+
+_NO_EXPERT = 1 << 31
 
 
 def sqrt_softplus(logits: Tensor) -> Tensor:
     """``sqrt(softplus(z))`` in fp32, softplus(z) = z above 20."""
+    if not is_host(logits):
+        # Twice as precise and rounded: the same but for rare last bits, and no step that a device computes coarsely.
+        z64 = logits.double()
+        return torch.where(z64 > 20.0, z64, z64.clamp(max=20.0).exp_().log1p_()).sqrt_().float()
     z = logits.numpy()
     # NumPy's log1p and exp give an element the same bits wherever it stands; torch's softplus does not.
     soft = np.log1p(np.exp(np.minimum(z, _LINEAR_ABOVE)))
@@ -50,7 +62,7 @@ def sqrt_softplus(logits: Tensor) -> Tensor:
 
 def gate(
     x: Tensor,
-    w: PreparedWeight,
+    w: Weight,
     bias: Tensor,
     *,
     k: int,
@@ -85,7 +97,7 @@ def gate(
         ranked = torch.where(image_rows.unsqueeze(1), scores + bias_image, ranked)
     idx = ranked.sort(dim=1, descending=True, stable=True).indices[:, :k]
     chosen = scores.gather(1, idx)
-    weight = chosen.div_(chosen.sum(1, keepdim=True).add_(_TINY)).mul_(f32(scale))
+    weight = chosen.div_(chosen.sum(1, keepdim=True).add_(f32(1e-20, x.device))).mul_(f32(scale, x.device))
     if mask is not None:
         off = ~mask.unsqueeze(1)
         idx, weight = idx.masked_fill(off, -1), weight.masked_fill_(off, 0.0)
@@ -94,7 +106,7 @@ def gate(
 
 def _check_gate(
     x: Tensor,
-    w: PreparedWeight,
+    w: Weight,
     bias: Tensor,
     k: int,
     temperature: float,
@@ -119,7 +131,7 @@ def _check_gate(
 
 
 def dispatch(
-    x: Tensor | QuantTensor, idx: Tensor, weight: Tensor, *, group: object | None = None, align: int = 1
+    x: Tensor | Quantised, idx: Tensor, weight: Tensor, *, group: object | None = None, align: int = 1
 ) -> Dispatched:
     """Sort (token, choice) pairs by expert, tokens in order. ``x`` ``[T, H]``, ``idx`` int64 ``[T, k]`` (-1 masked).
 
@@ -139,6 +151,8 @@ def dispatch(
         got = (list(values.shape), idx.dtype, list(idx.shape), weight.dtype, align)
         raise shape_error("moe.dispatch", "x, idx, weight, align", expected, got)
     tokens, k = idx.shape
+    if not is_host(idx):
+        return _dispatch_on_device(values, idx, weight, dtype)
     flat = idx.numpy().reshape(-1)
     order = flat.argsort(kind="stable")
     masked = int(np.count_nonzero(flat < 0))
@@ -157,6 +171,17 @@ def dispatch(
     return Dispatched(x=chosen, weight=sorted_weight, segments=tuple(segments), handle=handle)
 
 
+def _dispatch_on_device(values: Tensor, idx: Tensor, weight: Tensor, dtype: torch.dtype) -> Dispatched:
+    """The same with a row for every choice: the host does not know how many are masked."""
+    tokens, k = idx.shape
+    expert, order = torch.sort(idx.reshape(-1).masked_fill(idx.reshape(-1) < 0, _NO_EXPERT), stable=True)
+    rows = torch.empty_like(order).scatter_(0, order, torch.arange(tokens * k, device=idx.device))
+    rows = rows.masked_fill_(idx.reshape(-1) < 0, -1).view(tokens, k).sort(dim=1).values
+    handle = Handle(rows=rows, tokens=tokens, sent=tokens * k, masked=True, dtype=dtype)
+    chosen = values.index_select(0, order.div(max(k, 1), rounding_mode="floor"))
+    return Dispatched(chosen, weight.reshape(-1).index_select(0, order), (), handle, expert)
+
+
 def swiglu(
     x: Tensor,
     *,
@@ -164,7 +189,7 @@ def swiglu(
     weight: Tensor | None = None,
     cast: tuple[str, int, str] | None = None,
     dtype: torch.dtype | None = None,
-) -> Tensor | QuantTensor:
+) -> Tensor | Quantised:
     """``silu(min(g, clamp)) * clip(u, -clamp, clamp) * weight`` of ``x`` = [g | u] ``[T, 2I]``, fp32, one rounding.
 
     :param clamp: 0 turns the limits off. :param weight: fp32 ``[T]``.
@@ -182,10 +207,10 @@ def swiglu(
     xf = x if x.dtype == torch.float32 else x.float()
     g, u = torch.split(xf, half, -1)
     if clamp:
-        limit = f32(clamp)
-        g, u = g.clamp(max=limit), u.clamp(f32(-clamp), limit)
+        limit = f32(clamp, x.device)
+        g, u = g.clamp(max=limit), u.clamp(f32(-clamp, x.device), limit)
     # Not torch's silu: its last elements in a vector take another exp, so bits would depend on the position.
-    y = (g / g.neg().exp_().add_(_ONE)).mul_(u)
+    y = (g / g.neg().exp_().add_(f32(1.0, x.device))).mul_(u)
     if weight is not None:
         y.mul_(weight.unsqueeze(-1))
     y = y.to(x.dtype if dtype is None else dtype)
@@ -194,8 +219,8 @@ def swiglu(
 
 def experts(
     d: Dispatched,
-    w1: PreparedWeight,
-    w2: PreparedWeight,
+    w1: Weight,
+    w2: Weight,
     *,
     clamp: float,
     cast: tuple[str, int, str] | None = CAST,
@@ -209,25 +234,31 @@ def experts(
     """
     if w1.matrix.shape[1] != d.x.shape[1] or w2.matrix.shape[1] * 2 != w1.matrix.shape[2]:
         raise shape_error("moe.experts", "w1, w2", f"[E, {d.x.shape[1]}, 2I], [E, I, H]", (w1.shape, w2.shape))
-    up = _segments(d.x, w1, d.segments)
+    up = _by_expert(d.x, w1, d)
     if d.handle.dtype != torch.float32:
         up = up.to(d.handle.dtype)
     hidden, _ = operand("moe.experts", swiglu(up, clamp=clamp, weight=d.weight, cast=cast))
-    return _segments(hidden, w2, d.segments).to(d.handle.dtype)
+    return _by_expert(hidden, w2, d).to(d.handle.dtype)
 
 
-def _segments(x: Tensor, w: PreparedWeight, segments: tuple[tuple[int, int, int], ...]) -> Tensor:
+def _by_expert(x: Tensor, w: Weight, d: Dispatched) -> Tensor:
+    if d.expert is not None:
+        return of_groups(x, w.matrix, d.expert)
+    return _segments(x, w, d.segments)
+
+
+def _segments(x: Tensor, w: Weight, segments: tuple[tuple[int, int, int], ...]) -> Tensor:
     """Each expert's rows times its matrix, in order: ``[M, in]`` -> ``[M, out]``."""
     parts = []
-    rows = x.shape[0]
+    rows, matrix = x.shape[0], w.slices if isinstance(w, PreparedWeight) else w.matrix
     for expert, begin, end in segments:
         if end - begin == 1 and rows > 1:
             # Two rows keep the bits of a product independent of its row count (gemm.py); a neighbour is the second.
             first = min(begin, rows - 2)
-            both = product(x.narrow(0, first, 2), w.slices[expert])
+            both = product(x.narrow(0, first, 2), matrix[expert])
             parts.append(both.narrow(0, begin - first, 1))
         else:
-            parts.append(product(x.narrow(0, begin, end - begin), w.slices[expert]))
+            parts.append(product(x.narrow(0, begin, end - begin), matrix[expert]))
     if not parts:
         return x.new_zeros(0, w.matrix.shape[2])
     return parts[0] if len(parts) == 1 else torch.cat(parts)

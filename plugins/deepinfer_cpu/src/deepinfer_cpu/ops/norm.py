@@ -8,7 +8,7 @@ from torch import Tensor
 from deepinfer_cpu.contracts import FLOATS, check_floats, check_like
 from deepinfer_cpu.ops.quant import cast_per_token, check_cast
 from deepinfer_cpu.scalars import f32
-from deepinfer_cpu.tensors import QuantTensor
+from deepinfer_cpu.tensors import Quantised
 
 
 def rms(
@@ -21,7 +21,7 @@ def rms(
     want_bf16: bool = True,
     out_scale: float = 1.0,
     out: Tensor | None = None,
-) -> tuple[Tensor | None, QuantTensor | None]:
+) -> tuple[Tensor | None, Quantised | None]:
     """``x * rsqrt(mean(x^2) + eps) * (w * out_scale)`` in fp32, rounded once to the dtype of ``x`` ``[..., d]``.
 
     ``residual`` is updated in place to ``x + residual`` (in the dtype of ``x``) and is what gets normalised. ``cast``
@@ -58,4 +58,4 @@ def normalise(x: Tensor, w: Tensor, eps: float) -> Tensor:
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
     """``rsqrt(mean(x^2) + eps)`` of fp32 rows ``[..., d]`` -> ``[..., 1]``."""
-    return (x * x).sum(-1, keepdim=True).div_(f32(x.shape[-1])).add_(f32(eps)).rsqrt_()
+    return (x * x).sum(-1, keepdim=True).div_(f32(x.shape[-1], x.device)).add_(f32(eps, x.device)).rsqrt_()

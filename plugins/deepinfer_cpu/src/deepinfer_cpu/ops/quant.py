@@ -11,17 +11,16 @@ from torch import Tensor
 
 from deepinfer_cpu import few_rows, rounding
 from deepinfer_cpu.contracts import check_floats, shape_error
-from deepinfer_cpu.scalars import f32
-from deepinfer_cpu.tensors import PreparedWeight, QuantTensor
+from deepinfer_cpu.scalars import f32, is_host
+from deepinfer_cpu.tensors import PreparedWeight, Quantised, QuantTensor
 
 Weights = Tensor | Sequence[Tensor]
 """One weight, or several whose outputs are joined."""
 Scales = Tensor | Sequence[Tensor | None] | None
 
 WEIGHT_BLOCK = 32
-_FLOOR_E4M3, _FLOOR_E2M1 = f32(rounding.AMAX_FLOOR_E4M3), f32(rounding.AMAX_FLOOR_E2M1)
-_FLOOR_E2M1_E4M3, _SIXTH = f32(rounding.AMAX_FLOOR_E2M1_E4M3), f32(rounding.SIXTH)
-_E4M3_MAX, _E2M1_MAX, _E2M1_MIN = f32(rounding.E4M3_MAX), f32(rounding.E2M1_MAX), f32(-rounding.E2M1_MAX)
+_FLOORS = {"e4m3": rounding.AMAX_FLOOR_E4M3, "e2m1": rounding.AMAX_FLOOR_E2M1}
+_TOPS = {"e4m3": rounding.E4M3_MAX, "e2m1": rounding.E2M1_MAX}
 FORMATS = {("e4m3", "ue8m0"), ("e2m1", "ue8m0"), ("e2m1", "e4m3"), ("e4m3", "f32"), ("e2m1", "f32")}
 
 
@@ -32,8 +31,8 @@ def cast_per_token(
     group: int = 32,
     sf: str = "ue8m0",
     layout: str = "gemm",
-    out: QuantTensor | None = None,
-) -> QuantTensor:
+    out: Quantised | None = None,
+) -> Quantised:
     """Quantise ``x`` ``[..., K]`` (bf16 or fp32) in groups of ``group`` along K.
 
     In names of ``spec/model.md`` 2.0: Q8 is ``("e4m3", 32, "ue8m0")``, Q4mx ``("e2m1", 32, "ue8m0")`` and Q4nv
@@ -47,7 +46,7 @@ def cast_per_token(
     if out is not None and (out.values.shape, out.fmt, out.group, out.sf_kind) != (x.shape, fmt, group, sf):
         got = (list(out.values.shape), out.fmt, out.group, out.sf_kind)
         raise shape_error("quant.cast_per_token", "out", str((list(x.shape), fmt, group, sf)), got)
-    few = sf == "ue8m0" and x.numel() <= few_rows.FEW_VALUES
+    few = sf == "ue8m0" and x.numel() <= few_rows.FEW_VALUES and is_host(x)
     result = _cast_few(x, fmt, group) if few else None
     if result is None:
         scaled, scale = scale_groups(x, fmt, group, sf)
@@ -76,8 +75,9 @@ def _cast_few(x: Tensor, fmt: str, group: int) -> QuantTensor | None:
     return QuantTensor(values=torch.from_numpy(values), fmt=fmt, group=group, sf_kind="ue8m0", parts=parts)
 
 
-def _fill(out: QuantTensor, result: QuantTensor) -> QuantTensor:
-    out.values.copy_(result.values)
+def _fill(out: Quantised, result: QuantTensor) -> Quantised:
+    if isinstance(out, QuantTensor):  # of another backend: its values come from its codes
+        out.values.copy_(result.values)
     out.data.copy_(result.data)
     out.sf.copy_(result.sf)
     return out
@@ -90,33 +90,32 @@ def scale_groups(x: Tensor, fmt: str, group: int, sf: str) -> tuple[Tensor, Tens
         raise shape_error("quant.cast_per_token", "x", f"a last dimension that is a multiple of {group}", width)
     xf = x if x.dtype == torch.float32 else x.float()
     shape = (*x.shape[:-1], width // group, group)
-    if sf == "ue8m0" and x.numel() <= few_rows.FEW_VALUES:
+    if sf == "ue8m0" and x.numel() <= few_rows.FEW_VALUES and is_host(x):
         scaled, scales = few_rows.scale_groups(xf.numpy().reshape(shape), fmt)
         return torch.from_numpy(scaled), torch.from_numpy(scales)
     grouped = xf.view(shape) if xf.is_contiguous() else xf.reshape(shape)
-    amax = grouped.abs().amax(-1, keepdim=True)
+    amax, device = grouped.abs().amax(-1, keepdim=True), x.device
     if sf == "ue8m0":
-        if fmt == "e4m3":
-            scale = rounding.pow2_ceil(amax.clamp_(min=_FLOOR_E4M3).div_(_E4M3_MAX))
-        else:
-            scale = rounding.pow2_ceil(amax.clamp_(min=_FLOOR_E2M1).div_(_E2M1_MAX))
+        scale = rounding.pow2_ceil(amax.clamp_(min=f32(_FLOORS[fmt], device)).div_(f32(_TOPS[fmt], device)))
         return grouped / scale, scale  # exact: a power of two
     if sf == "e4m3" and fmt == "e2m1":
-        amax = amax.clamp_(min=_FLOOR_E2M1_E4M3).mul_(_SIXTH).clamp_(max=_E4M3_MAX)
-        scale = rounding.round_e4m3(amax)
+        amax = amax.clamp_(min=f32(rounding.AMAX_FLOOR_E2M1_E4M3, device)).mul_(f32(rounding.SIXTH, device))
+        scale = rounding.round_e4m3(amax.clamp_(max=f32(rounding.E4M3_MAX, device)))
         # The stored, rounded scale divides, as a multiplication by its fp32 reciprocal: |x / s| may pass 6.
-        return (grouped * scale.reciprocal()).clamp_(_E2M1_MIN, _E2M1_MAX), scale
+        top = f32(rounding.E2M1_MAX, device)
+        return (grouped * scale.reciprocal()).clamp_(f32(-rounding.E2M1_MAX, device), top), scale
     if sf == "f32":
-        top = _E4M3_MAX if fmt == "e4m3" else _E2M1_MAX
-        amax = amax.clamp_(min=_FLOOR_E4M3 if fmt == "e4m3" else _FLOOR_E2M1)
+        top = f32(_TOPS[fmt], device)
+        amax = amax.clamp_(min=f32(_FLOORS[fmt], device))
         # Tensor over tensor: a Python number over a tensor would be its reciprocal, rounded, times the number.
-        return (grouped * (top / amax)).clamp_(-top, top), amax / top
+        return (grouped * (top / amax)).clamp_(f32(-_TOPS[fmt], device), top), amax / top
     raise ValueError(f"scales of {fmt} as {sf}")  # check_cast has seen to it
 
 
-def dequantize(q: QuantTensor, *, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+def dequantize(q: Quantised, *, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """The values of ``q`` as ``dtype``."""
-    return q.values.to(dtype)
+    values: Tensor = q.values
+    return values.to(dtype)
 
 
 def dequantize_weight(name: str, w: Tensor, sf: Tensor | None) -> Tensor:

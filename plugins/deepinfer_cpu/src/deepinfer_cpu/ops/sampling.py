@@ -5,15 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from deepinfer_cpu.contracts import shape_error
 
-U64 = npt.NDArray[np.uint64]
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 GREEDY_BELOW = 1e-5
 
 
@@ -30,14 +26,15 @@ def mask(logits: Tensor, bitmask: Tensor, reqs: Tensor, first_row: Tensor, step:
     vocab = logits.shape[1]
     if bitmask.shape[1] != -(-vocab // 32) or bitmask.shape[0] != reqs.shape[0]:
         raise shape_error("sample.mask", "bitmask", f"[{reqs.shape[0]}, {-(-vocab // 32)}]", list(bitmask.shape))
-    requests = reqs.long()
-    rows = first_row[requests].long() + step
-    octets = bitmask.contiguous().numpy().view(np.uint8)
-    forbidden = torch.from_numpy(np.unpackbits(octets, axis=1, count=vocab, bitorder="little")) == 0
-    for i, (row, end) in enumerate(zip(rows.tolist(), first_row[requests + 1].tolist(), strict=True)):
-        if row < end:
-            logits[row].masked_fill_(forbidden[i], -math.inf)
-    return logits
+    requests, count = reqs.long(), logits.shape[0]
+    rows, ends = first_row[requests].long() + step, first_row[requests + 1].long()
+    bits = torch.arange(32, dtype=torch.int32, device=bitmask.device)
+    forbidden = ((bitmask.unsqueeze(2) >> bits) & 1).flatten(1)[:, :vocab] == 0
+    # A row without a mask of its own reads a mask behind the last one, which forbids nothing.
+    of_row = torch.full((count + 1,), len(reqs), dtype=torch.long, device=logits.device)
+    of_row = of_row.scatter_(0, rows.masked_fill(rows >= ends, count), torch.arange(len(reqs), device=logits.device))
+    forbidden = torch.cat([forbidden, forbidden.new_zeros(1, vocab)])
+    return logits.masked_fill_(forbidden.index_select(0, of_row[:count]), -math.inf)
 
 
 def logprobs(logits: Tensor, params: Any) -> Tensor:
@@ -68,20 +65,41 @@ def logprobs(logits: Tensor, params: Any) -> Tensor:
     return torch.log_softmax(scaled.masked_fill(~keep, -math.inf), dim=1)
 
 
-def mix(z: U64) -> U64:
+def _signed(value: int) -> int:
+    """The int64 with the bits of an unsigned number: torch has no arithmetic on those, and both wrap around alike."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+GOLDEN = _signed(0x9E3779B97F4A7C15)
+_MIX_1, _MIX_2 = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
+_LOW_32 = 0xFFFFFFFF
+
+
+def shifted(z: Tensor, count: int) -> Tensor:
+    """``z >> count`` of the bits, zeros coming in from above."""
+    return (z >> count) & ((1 << (64 - count)) - 1)
+
+
+def mix(z: Tensor) -> Tensor:
+    """SplitMix64's finaliser over ``z + golden``; int64 bit patterns, all arithmetic wraps."""
     z = z + GOLDEN
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    z = (z ^ shifted(z, 30)) * _MIX_1
+    z = (z ^ shifted(z, 27)) * _MIX_2
+    return z ^ shifted(z, 31)
 
 
-def key(seed: U64, position: U64, case: int) -> U64:
-    """The 64-bit key of a draw, arrays ``[R]``; all arithmetic wraps."""
-    with np.errstate(over="ignore"):
-        if case >= 3:
-            return key(mix(seed ^ np.uint64(case)), position, 0)
-        s = (np.uint64(3) * position + np.uint64(case)) * GOLDEN
-        return mix(seed + (s ^ (s << np.uint64(13))))
+def key(seed: Tensor, position: Tensor, case: int) -> Tensor:
+    """The 64-bit key of a draw, int64 ``[R]`` each."""
+    if case >= 3:
+        return key(mix(seed ^ case), position, 0)
+    s = (3 * position + case) * GOLDEN
+    return mix(seed + (s ^ (s << 13)))
+
+
+def bits_of(seeds: Tensor) -> Tensor:
+    """Seeds of any integer type as int64 bit patterns ``[R]``."""
+    flat = seeds.reshape(-1)
+    return flat.view(torch.int64) if flat.dtype == torch.uint64 else flat.long()
 
 
 def draw(logprobs: Tensor, seeds: Tensor, positions: Tensor, *, case: int = 0) -> Tensor:
@@ -93,17 +111,14 @@ def draw(logprobs: Tensor, seeds: Tensor, positions: Tensor, *, case: int = 0) -
     if seeds.numel() != rows or positions.numel() != rows:
         got = (list(logprobs.shape), list(seeds.shape), list(positions.shape))
         raise shape_error("sample.draw", "logprobs, seeds, positions", "[R, V], [R] and [R]", got)
-    seed = seeds.cpu().numpy().astype(np.uint64, copy=False).reshape(-1)
-    h = key(seed, positions.cpu().numpy().astype(np.uint64), case)
+    h = key(bits_of(seeds), positions.reshape(-1).long(), case)
     probs = logprobs.exp().nan_to_num_(0.0)  # a row of NaN is the sampler's to report; here it must not break others
     weights = probs.mul(2.0**31).to(torch.int64)
     cumulative = weights.cumsum(1)
-    total = cumulative[:, -1].cpu().numpy().astype(np.uint64)
-    high, low = h >> np.uint64(32), h & np.uint64(0xFFFFFFFF)
-    r = (high * total + (low * total >> np.uint64(32))) >> np.uint64(32)
-    drawn = torch.searchsorted(
-        cumulative, torch.from_numpy(r.astype(np.int64)).to(cumulative.device).unsqueeze(1), right=True
-    ).squeeze(1)
+    total = cumulative[:, -1]
+    high, low = shifted(h, 32), h & _LOW_32
+    target = shifted(high * total + shifted(low * total, 32), 32)
+    drawn = torch.searchsorted(cumulative, target.unsqueeze(1), right=True).squeeze(1)
     # No weight at all (every probability below 2^-31, or NaN): the most probable token, lowest id.
     fallback = probs.argmax(1)
-    return torch.where(cumulative[:, -1] == 0, fallback, drawn).to(torch.int32)
+    return torch.where(total == 0, fallback, drawn).to(torch.int32)

@@ -14,7 +14,7 @@ from deepinfer_cpu.contracts import INTEGERS, check_floats, check_like, shape_er
 from deepinfer_cpu.ops import cache
 from deepinfer_cpu.ops.norm import check_norm, normalise
 from deepinfer_cpu.ops.quant import cast_per_token, check_cast
-from deepinfer_cpu.tensors import QuantTensor
+from deepinfer_cpu.tensors import Quantised
 
 SCALING = ("factor", "beta_fast", "beta_slow", "original_max_position_embeddings")
 COPY_STAGES = ("norm", "transform", "cast_back")
@@ -188,7 +188,7 @@ def fused(
         y = _hadamard(y, hadamard)
     if copy_stage == "transform":
         copy = y
-    result: Tensor | QuantTensor | None = y
+    result: Tensor | Quantised | None = y
     if store is not None:
         stored = cache.store(y, store[0], store[1], want_values=copy_stage == "cast_back")
         result = None
