@@ -1,73 +1,96 @@
-"""What the cuda backend rests on: device and driver, compilers, the cache of compiled kernels, and torch."""
+"""What the cuda backend rests on: device and driver, compilers, the cache of compiled kernels, torch, vendors."""
 
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
 
-from deepinfer_core.types import DoctorCheck, HostInfo
-from deepinfer_cuda.jit.folder import cache_root, tilelang_version
-from deepinfer_cuda.jit.toolkit import nvcc, toolkit_version
+from deepinfer_core.types import DoctorCheck, HostInfo, ProbeReport
+from deepinfer_cuda.arches import compiler_arch
+from deepinfer_cuda.jit.folder import VARIABLE, cache_folder, cache_root, tilelang_version
+from deepinfer_cuda.jit.toolkit import host_compiler, nvcc, toolkit_version
 from deepinfer_cuda.probe import probe
+from deepinfer_cuda.torch_build import torch_build
+
+_WARM = "carry a cache made elsewhere with python -m deepinfer_cuda.jit.warm"
+_DRIVER_CUDA = re.compile(r"CUDA (\d+)\.(\d+)")
 
 
 def checks(host: HostInfo) -> list[DoctorCheck]:
-    """One line for each thing that is looked at."""
-    return [_device(host), _compiler(), _cache(), _torch()]
-
-
-def _device(host: HostInfo) -> DoctorCheck:
+    """One line for each thing that is looked at. Creates no CUDA context."""
     report = probe(host)
+    arch = compiler_arch(report.arch) if report.usable else ""
+    return [_device(report), _torch(), *_compilers(report, arch), _cache(arch)]
+
+
+def _device(report: ProbeReport) -> DoctorCheck:
     if report.usable:
         return DoctorCheck("device", "ok", f"{', '.join(report.devices)}; driver {report.driver}")
-    return DoctorCheck(
-        "device", "problem", "no device can be used", reason="; ".join(report.reasons), remedy=report.remedy
-    )
+    what = "no device can be used" if report.present else "there is no device"
+    return DoctorCheck("device", "problem", what, reason="; ".join(report.reasons), remedy=report.remedy)
 
 
-def _compiler() -> DoctorCheck:
-    found = toolkit_version()
-    if found:
-        return DoctorCheck("compiler", "ok", f"nvcc {found} ({nvcc()}), tilelang {tilelang_version()}")
+def _torch() -> DoctorCheck:
+    build = torch_build()
+    if build.cuda is not None:
+        return DoctorCheck("torch", "ok", f"{build.version}, built for CUDA {build.cuda[0]}.{build.cuda[1]}")
+    found = f"torch {build.version} is built without CUDA" if build.version else "torch is not installed"
     return DoctorCheck(
-        "compiler",
+        "torch",
         "problem",
-        "no CUDA compiler",
-        reason="kernels are compiled at first use, by nvcc",
-        remedy="install the CUDA toolkit 13, or carry a cache made with python -m deepinfer_cuda.jit.warm",
+        found,
+        reason="tensors of the device are torch's",
+        remedy="pip install a torch that is built for CUDA: https://pytorch.org/get-started/locally",
     )
 
 
-def _cache() -> DoctorCheck:
+def _compilers(report: ProbeReport, arch: str) -> list[DoctorCheck]:
+    found = toolkit_version()
+    if not found:
+        return [_missing("compiler", "nvcc", "install the CUDA toolkit 13 and set CUDA_HOME", arch)]
+    if not host_compiler():
+        return [_missing("compiler", "C++ compiler for nvcc", "install g++", arch)]
+    told = f"nvcc {found} ({nvcc()}), {host_compiler()}, tilelang {tilelang_version()}"
+    driver = _DRIVER_CUDA.search(report.driver)
+    if driver and int(found.split(".")[0]) > int(driver[1]):
+        return [
+            DoctorCheck(
+                "compiler",
+                "problem",
+                f"nvcc {found} makes kernels that this driver cannot load",
+                reason=f"the driver runs CUDA {driver[1]}.{driver[2]}",
+                remedy=f"update the driver, or set CUDA_HOME to a toolkit of CUDA {driver[1]}",
+            )
+        ]
+    return [DoctorCheck("compiler", "ok", told)]
+
+
+def _missing(name: str, what: str, remedy: str, arch: str) -> DoctorCheck:
+    """A compiler that is absent: a problem, unless compiled kernels are there already."""
+    kept = kernels_in(cache_folder(arch)) if arch else 0
+    if kept:
+        text = f"no {what}; {kept} compiled kernels for {arch} are there, a size without one will be refused"
+        return DoctorCheck(name, "note", text, remedy=remedy)
+    reason = "kernels are compiled at first use"
+    return DoctorCheck(name, "problem", f"no {what}", reason=reason, remedy=f"{remedy}; or {_WARM}")
+
+
+def _cache(arch: str) -> DoctorCheck:
     root = cache_root()
     existing = next(path for path in (root, *root.parents) if path.exists())
-    if os.access(existing, os.W_OK | os.X_OK):
-        return DoctorCheck("kernels", "ok", f"kept in {root}")
+    kept = f"{kernels_in(cache_folder(arch))} for {arch} " if arch else ""
+    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
+        return DoctorCheck("kernels", "ok", f"{kept}kept in {root}")
     return DoctorCheck(
         "kernels",
         "problem",
         f"compiled kernels cannot be kept in {root}",
-        reason=f"{existing} cannot be written",
-        remedy="set DEEPINFER_CUDA_CACHE to a folder that can",
+        reason=f"{existing} is no folder that can be written",
+        remedy=f"set {VARIABLE} to one that can",
     )
 
 
-def _torch() -> DoctorCheck:
-    try:
-        import torch
-    except (ImportError, OSError) as exc:  # OSError: a shared library of it is missing
-        return DoctorCheck(
-            "torch",
-            "problem",
-            f"torch cannot be imported: {type(exc).__name__}: {exc}",
-            reason="tensors of the device are torch's",
-            remedy="pip install --force-reinstall 'torch>=2.11,<2.15'",
-        )
-    if torch.version.cuda is None:
-        return DoctorCheck(
-            "torch",
-            "problem",
-            f"torch {torch.__version__} is built without CUDA",
-            reason="tensors of the device are torch's",
-            remedy="pip install a torch built for CUDA: https://pytorch.org/get-started/locally",
-        )
-    return DoctorCheck("torch", "ok", f"{torch.__version__}, CUDA {torch.version.cuda}")
+def kernels_in(folder: Path) -> int:
+    """How many compiled kernels a folder of the cache has."""
+    return sum(1 for _ in folder.glob("**/executable.so"))
