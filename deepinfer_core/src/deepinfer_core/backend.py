@@ -7,7 +7,7 @@ required op does only where the backend names it. One error lists everything tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _CPU = "cpu"
 _METHODS = ("unit_bytes", "alloc_caches", "bind_inputs", "to_host")
-_OPTIONAL = ("record_event", "wait", "no_sync")
+_OPTIONAL = ("record_event", "wait", "no_sync", "prefetch", "capture")
 
 
 class OpGroup(SimpleNamespace):
@@ -105,6 +105,8 @@ def build_backend(
     record_event: Callable[[], Any] | None = None,
     wait: Callable[[Any], object] | None = None,
     no_sync: Callable[[], AbstractContextManager[object]] | None = None,
+    prefetch: Callable[[Iterable[Any]], None] | None = None,
+    capture: Callable[[Callable[[], object]], Callable[[], None]] | None = None,
     close: Callable[[], None] | None = None,
     provider: str | None = None,
     defaults: Backend | None = None,
@@ -118,7 +120,8 @@ def build_backend(
     :param capabilities: What it can do; None: those of ``cpu`` under this name.
     :param unit_bytes, alloc_caches, bind_inputs, to_host: The functions of the ``Backend`` protocol. A backend with a
         device of its own must give the last three.
-    :param record_event, wait, no_sync: Methods that a backend may leave out (``interfaces.Backend``).
+    :param record_event, wait, no_sync, prefetch, capture: Methods that a backend may leave out
+        (``interfaces.Backend``).
     :param close: Called once by ``Backend.close``.
     :param provider: Distribution named in the plan for these ops; None: the one whose hook is being called.
     :param defaults: Backend that fills what is left out; None: ``cpu``, through the plugin registry, if anything is.
@@ -165,7 +168,7 @@ def build_backend(
                 problems.append(f"function {key}")
             else:
                 functions[key] = getattr(defaults, key)
-    optional: tuple[Callable[..., Any] | None, ...] = (record_event, wait, no_sync)
+    optional: tuple[Callable[..., Any] | None, ...] = (record_event, wait, no_sync, prefetch, capture)
     functions |= {key: function for key, function in zip(_OPTIONAL, optional, strict=True) if function is not None}
     if device is None and defaults is not None and no_sync is None and hasattr(defaults, "no_sync"):
         functions["no_sync"] = defaults.no_sync

@@ -157,6 +157,12 @@ class EngineConfig:
         maximum=1024,
     )
     overlap: bool = setting(True, "Launch a step before the one before it is committed.", kind="boolean")
+    graphs: bool = setting(
+        True, "Record decode steps as graphs of the device, where backend and model can.", kind="boolean"
+    )
+    graphs_at_start: bool = setting(
+        False, "Record the graphs of all sizes before the first request, not each when it is needed.", kind="boolean"
+    )
     sync_guard: bool = setting(
         False, "Debugging: a call that waits for the device while a step is launched is an error.", kind="boolean"
     )

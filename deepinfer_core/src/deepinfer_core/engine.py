@@ -22,6 +22,7 @@ from typing import Any, Self
 
 from deepinfer_core.assembly.prefix import PrefixCacheReport
 from deepinfer_core.errors import ConfigError, DeepInferError, EngineError
+from deepinfer_core.graphs import DecodeGraphs
 from deepinfer_core.parameters.sampling_params import SamplingParams
 from deepinfer_core.pipeline import CurveFeedback, Machinery, PhaseTimes, StepFault, StepRecord
 from deepinfer_core.pipeline.collect import collect, nothing, refused, settle
@@ -170,6 +171,11 @@ class Engine:
     def draft_report(self) -> DraftReport:
         """What speculation did so far, also after the end; all zero without drafts."""
         return self._drafts.report(self._stats())
+
+    @property
+    def graphs(self) -> DecodeGraphs | None:
+        """Those that decode steps run in; None: there are none, or the engine is closed."""
+        return None if self._parts is None else self._parts.decode
 
     def _stats(self) -> Any:
         from deepinfer_native.errors import StaleHandleError

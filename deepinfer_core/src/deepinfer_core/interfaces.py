@@ -63,9 +63,13 @@ class Caches(Protocol):
 class Backend(Protocol):
     """A device with its ops. Op groups are attributes: ``backend.norm.rms``, ``backend.gemm.dense``, ...
 
-    Three more methods are not required. ``record_event()`` marks the end of everything launched so far and
+    Five more methods are not required. ``record_event()`` marks the end of everything launched so far and
     ``wait(event)`` makes the host wait for it; without them results are ready when a call returns. ``no_sync()`` is a
-    context in which a call that waits for the device is an error (setting ``sync_guard``).
+    context in which a call that waits for the device is an error (setting ``sync_guard``). ``prefetch(tensors)`` begins
+    to copy values to the host behind everything launched so far, without waiting; ``to_host`` of the same tensors then
+    gives them without waiting for what was launched later. ``capture(call)`` runs ``call`` once, records what it
+    launches and returns what launches it again, in the same memory; it raises GraphCaptureError for a call that cannot
+    be recorded (setting ``graphs``).
     """
 
     name: str
@@ -110,6 +114,11 @@ class Model(Protocol):
     A model may also have ``check_checkpoint(path: Path) -> str``, which is not required of it: ``deepinfer doctor``
     calls it in place of ``load``. It reads headers, perhaps scales, and no weights, raises CheckpointError listing
     every problem found, and returns what is there in a few words.
+
+    A model may also have ``static_decode = True``, which is not required of it: ``forward`` of a decode step then
+    launches the same work in the same memory whenever the shapes of its inputs are the same, and reads neither values
+    of the device nor ``num_reqs`` and ``total_q``. Only such a model runs in graphs (setting ``graphs``). It may get
+    rows of placeholders behind those of the step (``valid_token_mask`` is false there), which must not change others.
 
     A model that proposes drafts is a :class:`DraftingModel`.
     """

@@ -20,6 +20,8 @@ from deepinfer_core.calibration.engine_facts import budget_of, curve_for
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.engine import Engine
 from deepinfer_core.errors import ConfigError, DeepInferError, EngineError, UnsupportedFeature, UnsupportedOp
+from deepinfer_core.graphs import GraphChoice, choose_graphs
+from deepinfer_core.graphs.progress import record_graphs
 from deepinfer_core.interfaces import Backend, Sampler
 from deepinfer_core.pipeline import CurveFeedback, Machinery, Owners
 from deepinfer_core.pipeline.lengths import CORRECT_LENGTHS, DECODE_METADATA, VERIFY_LENGTHS
@@ -45,6 +47,8 @@ class Built:
     """Ids that a caller may name: all rows of the model."""
     max_model_len: int
     max_num_batched_tokens: int
+    graphs: GraphChoice
+    """Whether decode steps run in graphs, and why not."""
     notes: tuple[str, ...] = ()
     """Lines for stderr about how it was made."""
 
@@ -114,6 +118,7 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
         reserve(sampler, plan.max_num_seqs)
     with _blaming("backend.alloc_caches", owners):
         caches = parts.backend.alloc_caches(parts.cache_specs, plan.units(parts.cache_specs))
+    graphs = choose_graphs(config.graphs, parts.backend, parts.model)
     settings = _core_settings(config, hints, plan, sizes.vocab_size, sizes.max_model_len, batched)
     settings["num_draft"] = num_draft
     if config.prefix_cache:
@@ -132,6 +137,7 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
             sampled_vocab,
             owners=owners,
             sync_guard=config.sync_guard,
+            graphs=graphs.on,
             with_sum_smaller=config.sum_smaller,
             parts_maker=PartsMaker(
                 lambda name, given: parts.make_row_sampler(name, given, sampled_vocab),
@@ -153,14 +159,19 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
         budget = budget_of(parts, plan, settings, make_engine, tokenizer)
         changes.update(budget.settings(config.max_chunk or batched))
         notes.append(budget.text)
+    if not graphs.on and hasattr(parts.backend, "capture"):
+        notes.append(f"deepinfer: {graphs.line}")
     engine = make_engine(changes)
+    if config.graphs_at_start and engine.graphs is not None:
+        with _blaming("model.forward", owners):
+            notes.append(f"deepinfer: {record_graphs(engine.graphs)}")
     if curve is not None:
         curve.give_to(engine.core)
         if config.deterministic == "off":
             engine.feedback = CurveFeedback(engine.core, curve.sizes)
     if budget is not None:
         engine.core.set_cost_model(budget.profile.prefill, decode=budget.profile.decode)
-    return Built(engine, tokenizer, plan, sizes.vocab_size, sizes.max_model_len, batched, tuple(notes))
+    return Built(engine, tokenizer, plan, sizes.vocab_size, sizes.max_model_len, batched, graphs, tuple(notes))
 
 
 def _check_overlap(config: EngineConfig, backend: Backend, num_draft: int) -> None:

@@ -19,6 +19,7 @@ from deepinfer_core.assembly.model_length import resolve_max_model_len
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.doctor.findings import Finding
 from deepinfer_core.errors import DeepInferError
+from deepinfer_core.graphs import choose_graphs
 from deepinfer_core.interfaces import Backend, Model
 from deepinfer_core.plugins.failure import blame, exception_text
 from deepinfer_core.plugins.hooks import Hooks
@@ -216,6 +217,9 @@ class _Examination:
             if count
         ]
         lines += [", ".join(slots)] if slots else []
+        graphs = choose_graphs(self.config.graphs, self._created(), self.model)
+        data["graphs"] = graphs.on
+        lines.append(graphs.line)
         if plan.warnings:
             text = "; ".join(plan.warnings)
             return Finding(AREA, "memory", "note", f"{detail}; {text}", data=data, lines=lines)

@@ -116,3 +116,14 @@ class HiddenSync(BackendError):
     """
 
     code = "E_SYNC"
+
+
+class GraphCaptureError(BackendError):
+    """A decode step cannot be recorded as a graph of the device (setting ``graphs``).
+
+    :cause: The model or an op waits for the device, or launches what depends on its values.
+    :remedy: ``--no-graphs`` launches each step op by op. Authors: keep the values on the device, or do not declare
+        ``static_decode``.
+    """
+
+    code = "E_GRAPH"

@@ -32,8 +32,9 @@ def forward(parts: Machinery, core: Any, record: StepRecord, previous: StepRecor
         if previous is not None:
             feed(parts, record, previous)
         t3 = perf_counter_ns()
+        run = parts.model.forward if record.is_prefill or parts.decode is None else parts.decode
         with at.call("model.forward"):
-            record.hidden = parts.model.forward(record.inputs, parts.caches)
+            record.hidden = run(record.inputs, parts.caches)
             at.expect_rows("model.forward", record.hidden, record.num_tokens)
         t4 = perf_counter_ns()
     times.pack += t1 - t0

@@ -27,6 +27,9 @@ def share_rows(parts: Machinery, record: StepRecord, remap: Any, confidence: Any
     with parts.at.call(VERIFY_LENGTHS):
         known = confidence[: record.num_reqs] if remap is None else confidence
         record.seqlens_q = parts.backend.ops[VERIFY_LENGTHS](known, remap, record.num_tokens)
+    if parts.prefetch is not None:  # the host wants them before the model's rows are done
+        with parts.at.call("backend.prefetch"):
+            parts.prefetch([record.seqlens_q])
     return record.seqlens_q
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
 from attrs import define
 
+from deepinfer_core.graphs import DecodeGraphs, captured_sizes
+from deepinfer_core.graphs.decode import Capture
 from deepinfer_core.interfaces import Backend, Caches, Model, Sampler
 from deepinfer_core.pipeline.faults import Boundary, Owners
 from deepinfer_core.pipeline.sampled import wrong_step_return
@@ -38,6 +40,12 @@ class Machinery:
     """Of the native core: sizes that completing the inputs on the device needs."""
     ngram_table: Any = None
     """The compression table of the n-grams, on the device."""
+    prefetch: Callable[[Iterable[Any]], object] | None = None
+    """Begins to copy results to the host."""
+    capture: Capture | None = None
+    """Records what a call launches; None: no step runs in a graph."""
+    decode: DecodeGraphs | None = None
+    """``model.forward`` of decode steps, where they run in graphs."""
     drafts: bool = False
     """The model proposes drafts and the sampler draws them; a sampler may also come with drafts of its own."""
     parts_maker: PartsMaker | None = None
@@ -56,10 +64,14 @@ class Machinery:
         *,
         owners: Owners | None = None,
         sync_guard: bool = False,
+        graphs: bool = False,
         with_sum_smaller: bool = False,
         parts_maker: PartsMaker | None = None,
     ) -> Self:
-        """Look up what a backend may leave out. ``sync_guard``: wants ``backend.no_sync``."""
+        """Look up what a backend may leave out.
+
+        ``sync_guard``: wants ``backend.no_sync``. ``graphs``: decode steps run in graphs, which backend and model can.
+        """
         return cls(
             backend,
             model,
@@ -71,6 +83,8 @@ class Machinery:
             getattr(backend, "no_sync", nullcontext) if sync_guard else nullcontext,
             getattr(backend, "record_event", None),
             getattr(backend, "wait", None),
+            prefetch=getattr(backend, "prefetch", None),
+            capture=getattr(backend, "capture", None) if graphs else None,
             with_sum_smaller=with_sum_smaller,
             parts_maker=parts_maker,
         )
@@ -82,6 +96,15 @@ class Machinery:
         self.drafts = config.num_draft > 0 and has_drafter and hasattr(self.sampler, "draft")
         if config.depth > 1 and config.ngram and config.ngram_table is not None:
             self.ngram_table = self.bound(InputMetadata(input_ids=config.ngram_table)).input_ids
+        if self.capture is not None:
+            self.decode = self._graphs(config, self.capture)
+
+    def _graphs(self, config: Any, capture: Capture) -> DecodeGraphs:
+        from deepinfer_native import placeholder_inputs  # a core exists, so its package does
+
+        per_request = config.num_draft + 1
+        sizes = captured_sizes(config.max_num_seqs * per_request, per_request)
+        return DecodeGraphs(self.model.forward, self.caches, capture, sizes, self.bound(placeholder_inputs(config)))
 
     def bound(self, record: Any) -> Any:
         """``record`` on the device. Raises HookReturnError where the backend gives nothing back."""

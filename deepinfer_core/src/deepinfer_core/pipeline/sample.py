@@ -10,7 +10,7 @@ from deepinfer_core.pipeline.draft import draft
 from deepinfer_core.pipeline.machinery import Machinery
 from deepinfer_core.pipeline.prompt_scores import score_prompts
 from deepinfer_core.pipeline.record import StepRecord
-from deepinfer_core.pipeline.sampled import SAMPLE, check_result, device_ready, wrong_step_return
+from deepinfer_core.pipeline.sampled import SAMPLE, check_result, device_arrays, device_ready, wrong_step_return
 from deepinfer_core.records import SamplerOutput
 
 NEEDS_ACCEPTED = "accepted for each request: the next step starts behind what was accepted"
@@ -95,6 +95,10 @@ def sample(parts: Machinery, core: Any, record: StepRecord, mask: Mask) -> None:
 
 
 def _mark(parts: Machinery, record: StepRecord) -> None:
+    """The end of a step on the device; what the host wants of it sets out now, not when the host asks."""
+    if parts.prefetch is not None and record.sampled is not None:
+        with parts.at.call("backend.prefetch"):
+            parts.prefetch([*device_arrays(record.sampled), *record.prompt_scores])
     if parts.record_event is not None:
         with parts.at.call("backend.record_event"):
             record.event = parts.record_event()

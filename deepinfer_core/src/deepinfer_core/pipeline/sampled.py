@@ -123,6 +123,13 @@ def _rest_on_host(sampled: SamplerOutput, owner: str, to_host: Callable[[Any], A
     return change
 
 
+def device_arrays(sampled: Any) -> list[Any]:
+    """What :func:`checked_output` reads of a result and numpy has not yet; tensors of the host may be among it."""
+    names = ("sampled_ids", "sampled_logprob", "row_status", "confidence_error", *_REST)
+    values = (getattr(sampled, name, None) for name in names)
+    return [value for value in values if value is not None and not isinstance(value, np.ndarray | list | int | float)]
+
+
 def _is_plain(sampled: Any, n: int, vocab_size: int) -> bool:
     """Whether nothing is to be done for the three arrays: exact, every row ok, with a token of the vocabulary."""
     if n == 0 or not isinstance(sampled, SamplerOutput) or not _is_exact(sampled, n):

@@ -5,17 +5,17 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
 
+from deepinfer_core.caches import unit_bytes
 from deepinfer_core.errors import BackendUnavailable, ConfigError, PluginError, UnsupportedArch
 from deepinfer_core.interfaces import build_backend, cpu_backend
 from deepinfer_cuda import ops
 from deepinfer_cuda.arches import SUPPORTED, arch_of
 from deepinfer_cuda.capabilities import capabilities
-from deepinfer_cuda.device.transfers import bind_inputs, to_host
+from deepinfer_cuda.device.runtime import DeviceRuntime
 
 NAME = "cuda"
 
@@ -40,17 +40,28 @@ def create(device: str | None = None, config: Any = None) -> Any:
     _full_precision()
     table = op_table()
     plain = cpu_backend(on=chosen)
+    runtime = DeviceRuntime(chosen)
+
+    def close() -> None:
+        runtime.close()
+        plain.close()
+
     return build_backend(
         NAME,
         table,
         delegated=[op for op in plain.ops if op not in table and plain.plan[op] != NAME],
         device=chosen,
         capabilities=capabilities(arch, memory_bytes=torch.cuda.get_device_properties(chosen).total_memory),
-        unit_bytes=plain.unit_bytes,
-        alloc_caches=plain.alloc_caches,
-        bind_inputs=partial(bind_inputs, device=chosen),
-        to_host=to_host,
-        close=plain.close,
+        unit_bytes=unit_bytes,
+        alloc_caches=runtime.alloc_caches,
+        bind_inputs=runtime.bind_inputs,
+        to_host=runtime.to_host,
+        record_event=runtime.record_event,
+        wait=runtime.wait,
+        no_sync=runtime.no_sync,
+        prefetch=runtime.prefetch,
+        capture=runtime.capture,
+        close=close,
         defaults=plain,
     )
 

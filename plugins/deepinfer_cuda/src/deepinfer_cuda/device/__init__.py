@@ -1,1 +1,1 @@
-"""What is not an op: transfers between host and device, memory, streams."""
+"""What is not an op: memory, copies between host and device, streams, graphs. ``runtime`` puts them together."""

@@ -1,0 +1,84 @@
+"""The streams of one device, and what waits for what between them.
+
+====================  =================================================================================================
+stream                work
+====================  =================================================================================================
+compute               everything a step launches: torch's current stream of the calling thread
+upload                inputs of a step, so that they travel while the step before still runs
+download              results of a step, so that the host gets them while the next step already runs
+capture               eager warm-up and capture of graphs
+====================  =================================================================================================
+
+Memory that one stream wrote and another reads is recorded on the reader: torch's allocator does not hand it out before
+the reader is done with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Queues:
+    """The streams of ``device``."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._upload = torch.cuda.Stream(device)
+        self._download = torch.cuda.Stream(device)
+        self.capture = torch.cuda.Stream(device)
+
+    @property
+    def compute(self) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(self.device)
+
+    def record_event(self) -> torch.cuda.Event:
+        """Marks the end of everything that was launched on the compute stream so far."""
+        event = torch.cuda.Event()
+        event.record(self.compute)
+        return event
+
+    @contextmanager
+    def upload(self) -> Iterator[None]:
+        """Torch calls inside go to the upload stream, which waits for nothing."""
+        with torch.cuda.stream(self._upload):
+            yield
+
+    def uploaded(self, block: Tensor) -> torch.cuda.Event:
+        """The compute stream goes on behind what was uploaded. Returns the event of the upload's end."""
+        event = torch.cuda.Event()
+        event.record(self._upload)
+        compute = self.compute
+        compute.wait_event(event)
+        block.record_stream(compute)
+        return event
+
+    @contextmanager
+    def download(self) -> Iterator[None]:
+        """Torch calls inside go to the download stream, behind everything launched on the compute stream so far."""
+        self._download.wait_stream(self.compute)
+        with torch.cuda.stream(self._download):
+            yield
+
+    def downloaded(self) -> torch.cuda.Event:
+        event = torch.cuda.Event()
+        event.record(self._download)
+        return event
+
+    def synchronize(self) -> None:
+        """Wait for everything, on all streams."""
+        torch.cuda.synchronize(self.device)
+
+
+def pinned(num_bytes: int) -> Tensor:
+    """Host memory that the device reads and writes by itself."""
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+
+def wait(event: Any) -> None:
+    """Let the host wait for an event of :meth:`Queues.record_event`."""
+    event.synchronize()
