@@ -10,15 +10,14 @@ from deepinfer_cuda.torch_build import TorchBuild
 
 HOST = HostInfo(os="linux", machine="x86_64", python="3.11.7")
 GOOD = ProbeReport(True, True, ("NVIDIA H200 (sm_90)",), arch="sm_90", driver="NVIDIA 580.65.06, CUDA 13.0", score=100)
+CUDA_TORCH = TorchBuild("2.11.0+cu130", (13, 0))
 
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
     """``machine(...)``: the checks there, by name."""
 
-    def make(
-        *, report=GOOD, nvcc="13.0", cxx="g++", torch=TorchBuild("2.11.0+cu130", (13, 0)), kernels=0, writable=True
-    ):
+    def make(*, report=GOOD, nvcc="13.0", cxx="g++", torch=CUDA_TORCH, kernels=0, writable=True):
         monkeypatch.setenv("DEEPINFER_CUDA_CACHE", str(tmp_path))
         monkeypatch.setattr(doctor, "probe", lambda host: report)
         monkeypatch.setattr(doctor, "toolkit_version", lambda: nvcc)

@@ -36,7 +36,7 @@ def test_a_call_that_fails_is_named_with_the_librarys_words(library, name):
 
 def test_no_library_is_an_error_with_its_name(monkeypatch):
     monkeypatch.setattr(nvml, "LIBRARY", "libnvidia-ml-that-is-not-there.so.1")
-    with pytest.raises(nvml.NvmlError, match="libnvidia-ml-that-is-not-there.so.1 of the driver cannot be loaded"):
+    with pytest.raises(nvml.NvmlError, match=r"libnvidia-ml-that-is-not-there\.so\.1 of the driver cannot be loaded"):
         nvml.read()
 
 

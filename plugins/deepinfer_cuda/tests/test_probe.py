@@ -52,6 +52,10 @@ def test_a_supported_device_is_usable(machine):
     assert report.driver == "NVIDIA 580.65.06, CUDA 13.0"
 
 
+def test_a_hidden_driver_file_does_not_matter_where_nvml_answers(machine):
+    assert machine(driver=False).usable
+
+
 @pytest.mark.parametrize(("devices", "arch"), [((B200,), "sm_100"), ((T4, H200), "sm_90")])
 def test_the_architecture_is_that_of_the_first_device_with_kernels(machine, devices, arch):
     report = machine(devices=devices)
@@ -64,7 +68,13 @@ ABSENT = [
     ({"nodes": ()}, "no device node /dev/nvidia*; its driver is loaded: start the container with its devices"),
 ]
 UNUSABLE = [
-    ({"driver": False}, "no driver is loaded: /proc/driver/nvidia/version is not there"),
+    (
+        {"driver": False, "error": "libnvidia-ml.so.1 of the driver cannot be loaded"},
+        (
+            "libnvidia-ml.so.1 of the driver cannot be loaded; and no driver is loaded, /proc/driver/nvidia/version is "
+            "not there"
+        ),
+    ),
     ({"error": "nvmlInit_v2 of NVML failed: Driver Not Loaded"}, "nvmlInit_v2 of NVML failed: Driver Not Loaded"),
     ({"devices": ()}, "the driver offers no device"),
     ({"devices": (T4,)}, "found Tesla T4 (sm_75); kernels exist for sm_90, sm_100, sm_103"),
