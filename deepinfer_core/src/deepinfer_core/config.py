@@ -48,6 +48,12 @@ class EngineConfig:
 
     model: str | None = setting(None, "Checkpoint directory; left out: the small checkpoint of a plugin.", kind="text")
     model_plugin: str | None = setting(None, "Model plugin to use when several match.", kind="text")
+    load_format: str = setting(
+        "checkpoint",
+        "Where weights come from; dummy: random ones of the right shapes, for measurements without a checkpoint.",
+        kind="text",
+        choices=("checkpoint", "dummy"),
+    )
     backend: str = setting("auto", "Backend plugin, or auto.", kind="text")
     device: str | None = setting(None, "Device of the backend, e.g. cuda:0.", kind="text")
     seed: int | None = setting(

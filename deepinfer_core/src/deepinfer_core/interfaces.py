@@ -115,6 +115,9 @@ class Model(Protocol):
     calls it in place of ``load``. It reads headers, perhaps scales, and no weights, raises CheckpointError listing
     every problem found, and returns what is there in a few words.
 
+    A model may also have ``load_dummy(seed: int) -> None``, which is not required of it: in place of ``load`` it makes
+    random weights of the shapes that its configuration asks for (setting ``load_format``).
+
     A model may also have ``static_decode = True``, which is not required of it: ``forward`` of a decode step then
     launches the same work in the same memory whenever the shapes of its inputs are the same, and reads neither values
     of the device nor ``num_reqs`` and ``total_q``. Only such a model runs in graphs (setting ``graphs``). It may get

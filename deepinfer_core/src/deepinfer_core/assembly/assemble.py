@@ -20,7 +20,7 @@ from deepinfer_core.assembly.named_plugins import refuse_unusable_names
 from deepinfer_core.assembly.parts import MakeGrammarEngine
 from deepinfer_core.assembly.speculation import draft_length
 from deepinfer_core.config import EngineConfig
-from deepinfer_core.errors import ConfigError, DeepInferError, ModelAmbiguous, ModelError, ModelNotFound
+from deepinfer_core.errors import ConfigError, DeepInferError, ModelAmbiguous, ModelError, ModelNotFound, NotSupported
 from deepinfer_core.interfaces import Backend, LogitsFilter, Model, RowSampler, Sampler
 from deepinfer_core.plugins.failure import plugin_failure
 from deepinfer_core.plugins.grammars import choose_grammar_engine
@@ -136,7 +136,7 @@ def assemble(
         resolve_max_model_len(config, hints)  # a model allocates for the length that it is given
         model = hooks.model_create(owner, match, config, backend)
         draft_length(config, hints, model)  # a wrong length is told before weights are read
-        _load(owner, model, card.path)
+        _load(owner, model, card.path, config)
     except BaseException:
         if backend is not None:
             backend.close()
@@ -145,9 +145,20 @@ def assemble(
     return Assembly(config, manager, card, match, selection, backend, model, specs, hints, owners)
 
 
-def _load(owner: PluginRecord, model: Model, path: Path) -> None:
+def _load(owner: PluginRecord, model: Model, path: Path, config: EngineConfig) -> None:
+    dummy = getattr(model, "load_dummy", None)
+    if config.load_format == "dummy" and dummy is None:
+        raise NotSupported(
+            f"model plugin {owner.name!r} has no random weights",
+            reason="load_format is dummy, and its model has no load_dummy",
+            remedy="leave --load-format out and give a checkpoint",
+            details={"field": "load_format"},
+        )
     try:
-        model.load(path)
+        if dummy is not None and config.load_format == "dummy":
+            dummy(config.seed or 0)
+        else:
+            model.load(path)
     except KeyboardInterrupt:
         raise
     except BaseException as exc:

@@ -30,6 +30,7 @@ from deepinfer_v41.numerics import Numerics
 from deepinfer_v41.prefill import PrefillStep
 from deepinfer_v41.prepare import WeightStore, one_hot_mix
 from deepinfer_v41.step import BackboneStep
+from deepinfer_v41.weights.dummy import DummyTensors
 from deepinfer_v41.weights.loader import load_tensors
 
 
@@ -72,6 +73,14 @@ class V41Model:
     def load(self, path: Path) -> None:
         """Read and prepare all weights. Raises CheckpointError that lists every problem."""
         tensors = load_tensors(path, self.config)
+        with torch.inference_mode():
+            self._prepare(WeightStore(tensors, self._backend, self.numerics))
+
+    def load_dummy(self, seed: int) -> None:
+        """Random weights in place of a checkpoint's, made on the backend's device: for measurements."""
+        tensors = DummyTensors(
+            self.config, device=self._backend.device, draft=bool(self._draft_tokens and self.draft_block), seed=seed
+        )
         with torch.inference_mode():
             self._prepare(WeightStore(tensors, self._backend, self.numerics))
 
