@@ -1,10 +1,11 @@
 """The decorator, the caches and warm-up, without a device."""
 
 import pytest
+from click.testing import CliRunner
 from doubling_kernel import doubled
 
 from deepinfer_core.errors import BackendUnavailable
-from deepinfer_cuda.jit import compiling, folder, kernel, toolkit
+from deepinfer_cuda.jit import compiling, folder, kernel, survey, tasks, toolkit, warm
 
 
 def test_lower_gives_source_of_each_arch_without_a_device():
@@ -93,3 +94,43 @@ def test_build_without_a_compiler_says_so(monkeypatch, tmp_path):
     with pytest.raises(BackendUnavailable) as caught:
         doubled.build("sm_90a", width=512)
     assert "kernel doubled(width=512) cannot be compiled for sm_90a" in str(caught.value)
+
+
+@pytest.mark.skipif(not toolkit.nvcc(), reason="no nvcc")
+def test_survey_tells_registers_and_spills():
+    found = survey.compile_source(doubled.lower("sm_90a", width=64, threads=32), "sm_90a")
+    assert not found.failure
+    assert 0 < found.registers <= 255
+    assert found.spill_bytes == 0
+
+
+@pytest.mark.skipif(not toolkit.nvcc(), reason="no nvcc")
+def test_survey_tells_the_first_error_of_a_source_that_does_not_compile():
+    found = survey.compile_source("__global__ void f() { return 3; }", "sm_90a")
+    assert "does not compile" in found.failure
+    assert "error" in found.failure
+
+
+def test_survey_tells_that_a_case_does_not_lower(monkeypatch):
+    def refuse(*, width):
+        raise ValueError(f"width {width} is odd")
+
+    monkeypatch.setattr("deepinfer_cuda.jit.registry.find", lambda module, name: kernel(cases=[{"width": 3}])(refuse))
+    task = tasks.Task("module", "refuse", 0, "sm_90a", "refuse(width=3)")
+    assert survey.look_at(task).failure == "does not lower: ValueError: width 3 is odd"
+    assert warm.compile_one(task) == (
+        "kernel refuse(width=3) cannot be made for sm_90a\n  reason: ValueError: width 3 is odd"
+    )
+
+
+def test_warm_up_names_the_areas_for_an_unknown_one():
+    done = CliRunner().invoke(warm.main, ["--area", "atention", "--arch", "sm_90a"])
+    assert done.exit_code == 2
+    assert "no area 'atention'; there are " in done.output
+
+
+def test_warm_up_without_a_device_asks_for_an_architecture(monkeypatch):
+    monkeypatch.setattr(warm, "arches_here", list)
+    done = CliRunner().invoke(warm.main, [])
+    assert done.exit_code == 2
+    assert "no supported device here: name architectures with --arch" in done.output
