@@ -2,11 +2,16 @@
 
     python benchmarks/decode.py [--batches 1,32] [--contexts 128,512,1024,1536] [--tokens 32] [--overlap on|off|both]
                                 [--json FILE]
+    python benchmarks/decode.py --cut-down --backend cuda [--layers 12] [--batches 1,8,64,256] [--drafts 0|5]
+                                [--graphs on|off|both] [--overlap on|off|both] [--json FILE]
 
 For each batch size and context, prompts of that many random tokens are prefilled and ``--tokens`` more are generated,
 greedily, the end token ignored. A step is the time from the moment when every request has token j to the moment when
 every request has token j + 1; the median counts. The time until every request has its first token is what each further
 token would cost if the prefix were computed anew. The machine's load is printed: other work makes all figures worse.
+
+``--cut-down`` runs the released model with ``--layers`` layers on random weights instead, and tells how long the device
+is idle in a step (``device_bench``); ``--graphs`` and ``--overlap`` choose the ways to run, ``both`` all of them.
 
 ``--overlap both`` runs two engines in turns, one with two steps in flight and one without, and prints how their steps
 compare: the median over the turns of the ratio of their medians.
@@ -151,7 +156,18 @@ def main() -> None:
     parser.add_argument("--overlap", choices=("on", "off", "both"), default="on", help="two steps in flight, or one")
     parser.add_argument("--turns", type=int, default=7, help="of each engine, with --overlap both")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--cut-down", action="store_true", help="layers of the released model, on random weights")
+    parser.add_argument("--layers", type=int, default=12, help="of the cut-down model")
+    parser.add_argument("--drafts", type=int, default=0, help="draft tokens of the cut-down model")
+    parser.add_argument("--graphs", choices=("on", "off", "both"), default="on")
+    parser.add_argument("--mode", choices=("released", "exact"), default="released")
+    parser.add_argument("--kv-memory", default="8GiB", help="of the cut-down model")
     args = parser.parse_args()
+    if args.cut_down:
+        from device_bench.decode import run
+
+        write(args, run(args))
+        return
     if args.overlap == "both":
         both(args)
         return

@@ -10,6 +10,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -28,10 +29,12 @@ class Graphs:
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
         self._pool: Any = None
-        self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
+        """Those that somebody can still launch."""
 
     def capture(self, call: Callable[[], object]) -> Callable[[], None]:
-        """Run ``call`` once, then record it. Returns what launches it again, with the addresses of now.
+        """Run ``call`` once, then record it. Returns what launches it again, with the addresses of now; its
+        memory is given back when nobody holds that any more.
 
         The eager run comes first because libraries create workspaces and kernels are compiled at first use, which no
         capture may contain. It is a run like any other: its results are good. The capture itself runs nothing.
@@ -53,7 +56,7 @@ class Graphs:
             ) from exc
         finally:
             compute.wait_stream(stream)
-        self._graphs.append(graph)
+        self._graphs.add(graph)
         return graph.replay
 
     def _record(self, call: Callable[[], object]) -> torch.cuda.CUDAGraph:
@@ -83,7 +86,7 @@ class Graphs:
 
     def close(self) -> None:
         """Give all graphs and their memory back. Nothing may launch one afterwards."""
-        for graph in self._graphs:
+        for graph in list(self._graphs):
             graph.reset()
         self._graphs.clear()
         self._pool = None

@@ -1,0 +1,174 @@
+"""Decode steps of the cut-down model through the whole engine: time of a step, and how long the device is idle in it.
+
+One set of weights serves all engines; an engine is made for each way to run (graphs on or off, two steps in flight or
+one), and each is closed before the next.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+from deepinfer_core import LLM, SamplingParams
+from deepinfer_core.assembly.assemble import Assembly, assemble
+from deepinfer_core.config import EngineConfig
+from device_bench.cut_down import cut_down, write_model
+from device_bench.idle import Busy, profiled
+from device_bench.machine import machine
+
+SETTLING = 6
+"""Decode steps before the first that counts: graphs are recorded, and clocks rise."""
+
+
+class Shared:
+    """The parts of an assembly with other settings; closing an engine leaves them open."""
+
+    def __init__(self, assembly: Assembly, **changes: Any) -> None:
+        self._assembly = assembly
+        self.config = attrs.evolve(assembly.config, **changes)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "close":
+            raise AttributeError(name)
+        return getattr(self._assembly, name)
+
+
+def open_model(folder: Path, layers: int, **settings: Any) -> Assembly:
+    """The cut-down model on random weights."""
+    write_model(folder, cut_down(layers))
+    given = {"model": str(folder), "load_format": "dummy", **settings}
+    return assemble(EngineConfig.resolve(given, environ={}, flag_origin="argument"), announce=None)
+
+
+def prompts(batch: int, context: int, vocab: int) -> list[list[int]]:
+    draw = torch.Generator().manual_seed(batch * 4099 + context)
+    return torch.randint(3, vocab, (batch, context), generator=draw).tolist()  # type: ignore[no-any-return]
+
+
+class Steps:
+    """The token streams of one batch; :meth:`advance` runs until every request has that many more tokens."""
+
+    def __init__(self, llm: LLM, ids: Sequence[Sequence[int]], tokens: int) -> None:
+        params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+        self._chunks = llm.stream([list(one) for one in ids], params)
+        self._times = llm.times
+        self._have = [0] * len(ids)
+
+    def advance(self, tokens: int) -> tuple[float, int]:
+        """(seconds, steps committed)."""
+        goal = min(self._have) + tokens
+        steps, begin = self._times.steps, time.perf_counter()
+        while min(self._have) < goal:
+            chunk = next(self._chunks)
+            self._have[chunk.index] += len(chunk.token_ids)
+            if chunk.output is not None and chunk.output.error is not None:
+                raise SystemExit(f"request {chunk.index} failed: {chunk.output.error}")
+        return time.perf_counter() - begin, self._times.steps - steps
+
+    def close(self) -> None:
+        self._chunks.close()
+
+
+def measure(llm: LLM, batch: int, context: int, tokens: int, drafts: int) -> dict[str, Any]:
+    """One batch: prefill, a few steps to settle, ``tokens`` timed ones, then as many under the profiler."""
+    each = 1 if not drafts else drafts + 1
+    total = (SETTLING + 3 * tokens) * each + 8
+    steps = Steps(llm, prompts(batch, context, 100_000), total)
+    begin = time.perf_counter()
+    steps.advance(1)
+    prefill = time.perf_counter() - begin
+    steps.advance(SETTLING)
+    before = llm.times.as_record()
+    walls = [steps.advance(tokens) for _ in range(2)]
+    after = llm.times.as_record()
+    wall = statistics.median(seconds / max(1, count) for seconds, count in walls)
+    committed = after["steps"] - before["steps"]
+    seen: list[tuple[float, int]] = []
+    busy: Busy = profiled(lambda: seen.append(steps.advance(tokens)))
+    steps.close()
+    count = max(1, seen[0][1])
+    busy_us = busy.busy_us / count
+    phases = {k: round((after[k] - before[k]) / committed / 1e3, 1) for k in after if k not in _NO_TIMES}
+    return {
+        "batch": batch,
+        "context": context,
+        "step_us": round(wall * 1e6, 1),
+        "tokens_per_s": round(batch * tokens * 2 / sum(s for s, _ in walls), 1),
+        "device_busy_us": round(busy_us, 1),
+        "idle_share": round(max(0.0, 1 - busy_us / (wall * 1e6)), 4),
+        "idle_share_profiled": round(busy.idle, 4),
+        "launches_per_step": round(busy.kernels / count),
+        "prefill_ms": round(prefill * 1e3, 1),
+        "host_us_per_step": phases,
+        "longest_kernels": busy.top,
+    }
+
+
+_NO_TIMES = ("steps", "overlapped_steps", "prefill_tokens", "decode_tokens")
+
+
+def run(args: Any, tell: Callable[[str], None] = print) -> dict[str, Any]:
+    """All rows of the options of ``benchmarks/decode.py --cut-down``."""
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.perf_counter()
+        assembly = open_model(
+            Path(folder) / "model",
+            args.layers,
+            backend=args.backend,
+            draft_tokens=args.drafts,
+            verify="coupled",
+            max_num_seqs=max(args.batches),
+            max_model_len=max(args.contexts) + 4096,
+            kv_memory=args.kv_memory,
+            numeric_mode=args.mode,
+        )
+        tell(f"{args.layers} layers made in {time.perf_counter() - begin:.1f} s: {memory()}")
+        try:
+            for graphs, overlap in itertools.product(_both(args.graphs), _both(args.overlap)):
+                rows += _one_way(Shared(assembly, graphs=graphs, overlap=overlap), args, graphs, overlap, tell)
+        finally:
+            assembly.close()
+    return {"machine": machine(), "layers": args.layers, "drafts": args.drafts, "rows": rows}
+
+
+def _one_way(parts: Any, args: Any, graphs: bool, overlap: bool, tell: Callable[[str], None]) -> list[dict[str, Any]]:
+    rows = []
+    llm = LLM.from_assembly(parts)
+    try:
+        for batch, context in itertools.product(args.batches, args.contexts):
+            row = measure(llm, batch, context, args.tokens, args.drafts)
+            rows.append({"graphs": graphs, "overlap": overlap, **row})
+            tell(
+                f"graphs {'on ' if graphs else 'off'} overlap {'on ' if overlap else 'off'} batch {batch:4d} "
+                f"step {row['step_us']:9.1f} us  busy {row['device_busy_us']:9.1f} us  idle {row['idle_share']:6.1%} "
+                f"(profiled {row['idle_share_profiled']:6.1%})  {row['launches_per_step']} launches"
+            )
+        made = llm.built.engine.graphs
+        if made is not None:
+            tell(f"{made.num_recorded} graphs recorded, {made.num_launched} launches; {memory()}")
+    finally:
+        llm.close()
+        del llm
+        gc.collect()
+    return rows
+
+
+def memory() -> str:
+    if not torch.cuda.is_available():
+        return "no device"
+    free, total = torch.cuda.mem_get_info()
+    return f"{(total - free) / 1e9:.1f} of {total / 1e9:.1f} GB in use"
+
+
+def _both(choice: str) -> tuple[bool, ...]:
+    return (True, False) if choice == "both" else (choice == "on",)
