@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _CPU = "cpu"
 _METHODS = ("unit_bytes", "alloc_caches", "bind_inputs", "to_host")
-_OPTIONAL = ("record_event", "wait", "no_sync", "prefetch", "capture")
+_OPTIONAL = ("record_event", "wait", "no_sync", "prefetch", "capture", "copy_all")
 
 
 class OpGroup(SimpleNamespace):
@@ -107,6 +107,7 @@ def build_backend(
     no_sync: Callable[[], AbstractContextManager[object]] | None = None,
     prefetch: Callable[[Iterable[Any]], None] | None = None,
     capture: Callable[[Callable[[], object]], Callable[[], None]] | None = None,
+    copy_all: Callable[[Sequence[Any], Sequence[Any]], object] | None = None,
     close: Callable[[], None] | None = None,
     provider: str | None = None,
     defaults: Backend | None = None,
@@ -120,7 +121,7 @@ def build_backend(
     :param capabilities: What it can do; None: those of ``cpu`` under this name.
     :param unit_bytes, alloc_caches, bind_inputs, to_host: The functions of the ``Backend`` protocol. A backend with a
         device of its own must give the last three.
-    :param record_event, wait, no_sync, prefetch, capture: Methods that a backend may leave out
+    :param record_event, wait, no_sync, prefetch, capture, copy_all: Methods that a backend may leave out
         (``interfaces.Backend``).
     :param close: Called once by ``Backend.close``.
     :param provider: Distribution named in the plan for these ops; None: the one whose hook is being called.
@@ -168,7 +169,7 @@ def build_backend(
                 problems.append(f"function {key}")
             else:
                 functions[key] = getattr(defaults, key)
-    optional: tuple[Callable[..., Any] | None, ...] = (record_event, wait, no_sync, prefetch, capture)
+    optional: tuple[Callable[..., Any] | None, ...] = (record_event, wait, no_sync, prefetch, capture, copy_all)
     functions |= {key: function for key, function in zip(_OPTIONAL, optional, strict=True) if function is not None}
     if device is None and defaults is not None and no_sync is None and hasattr(defaults, "no_sync"):
         functions["no_sync"] = defaults.no_sync

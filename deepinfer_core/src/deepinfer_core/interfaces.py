@@ -63,13 +63,14 @@ class Caches(Protocol):
 class Backend(Protocol):
     """A device with its ops. Op groups are attributes: ``backend.norm.rms``, ``backend.gemm.dense``, ...
 
-    Five more methods are not required. ``record_event()`` marks the end of everything launched so far and
+    Six more methods are not required. ``record_event()`` marks the end of everything launched so far and
     ``wait(event)`` makes the host wait for it; without them results are ready when a call returns. ``no_sync()`` is a
     context in which a call that waits for the device is an error (setting ``sync_guard``). ``prefetch(tensors)`` begins
     to copy values to the host behind everything launched so far, without waiting; ``to_host`` of the same tensors then
     gives them without waiting for what was launched later. ``capture(call)`` runs ``call`` once, records what it
     launches and returns what launches it again, in the same memory; it raises GraphCaptureError for a call that cannot
-    be recorded (setting ``graphs``).
+    be recorded (setting ``graphs``). ``copy_all(targets, sources)`` copies tensors into others of the same shapes in as
+    few launches as it can.
     """
 
     name: str

@@ -34,16 +34,19 @@ class HostQueues:
         self.log.append("upload")
         yield
 
-    def uploaded(self, block: torch.Tensor) -> Event:
+    def uploaded(self, block: torch.Tensor, spare: Event | None) -> Event:
         self.log.append("uploaded")
         return Event(self.done)
+
+    def go_on_behind(self, event: Event) -> None:
+        self.log.append("go on" if event.done else "go on behind")
 
     @contextmanager
     def download(self) -> Iterator[None]:
         self.log.append("download")
         yield
 
-    def downloaded(self) -> Event:
+    def downloaded(self, spare: Event | None) -> Event:
         self.log.append("downloaded")
         return Event(self.done)
 

@@ -38,7 +38,7 @@ def test_a_bound_record_has_the_values_types_and_shapes_of_the_packed_one():
     binder, queues, _ = uploads()
     packed = decode_record()
     bound = binder.bind(packed)
-    assert queues.log == ["upload", "uploaded"]
+    assert queues.log == ["upload", "uploaded", "go on"]
     assert bound is not packed
     for name in ("input_ids", "valid_token_mask", "swa_offset_len", "block_tables"):
         tensor, array = getattr(bound, name), getattr(packed, name)
@@ -94,7 +94,7 @@ def test_tensors_of_another_device_are_moved_bf16_too():
     binder, queues, _ = uploads()
     binder._device = META  # the target of an upload; nothing is read from it here
     bound = binder.bind(SamplerInputs(temperature=torch.ones(3, dtype=torch.bfloat16), top_p=torch.ones(2, 2)))
-    assert queues.log == ["upload", "uploaded"]
+    assert queues.log == ["upload", "uploaded", "go on"]
     assert bound.temperature.dtype == torch.bfloat16
     assert bound.temperature.shape == (3,)
     assert bound.top_p.device == META
@@ -103,6 +103,12 @@ def test_tensors_of_another_device_are_moved_bf16_too():
 def test_an_array_that_no_tensor_can_hold_is_refused():
     with pytest.raises(TypeError, match="complex128"):
         uploads()[0].bind(SamplerInputs(temperature=np.zeros(2, complex)))
+
+
+def test_what_follows_waits_for_a_copy_that_is_not_over():
+    binder, queues, _ = uploads(done=False)
+    binder.bind(decode_record())
+    assert queues.log[-1] == "go on behind"
 
 
 def test_a_block_is_written_again_only_when_its_copy_is_over():

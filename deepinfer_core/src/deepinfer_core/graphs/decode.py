@@ -9,7 +9,7 @@ from attrs import define, field
 
 from deepinfer_core.errors import EngineError
 from deepinfer_core.graphs.sizes import covering
-from deepinfer_core.graphs.static_inputs import StaticInputs, signature
+from deepinfer_core.graphs.static_inputs import CopyAll, StaticInputs, copy_each, signature
 
 Tensor = Any
 Forward = Callable[[Any, Any], Tensor]
@@ -35,9 +35,20 @@ class DecodeGraphs:
     :param capture: ``Backend.capture``.
     :param sizes: Numbers of rows to record, ascending; no step has more rows than the last.
     :param placeholder: One placeholder row, on the device.
+    :param copy_all: ``Backend.copy_all``, or one copy after the other.
     """
 
-    def __init__(self, forward: Forward, caches: Any, capture: Capture, sizes: Sequence[int], placeholder: Any) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        caches: Any,
+        capture: Capture,
+        sizes: Sequence[int],
+        placeholder: Any,
+        *,
+        copy_all: CopyAll = copy_each,
+    ) -> None:
+        self._copy_all = copy_all
         self._forward, self._caches, self._capture = forward, caches, capture
         self.sizes = tuple(sizes)
         self._placeholder = placeholder
@@ -92,7 +103,7 @@ class DecodeGraphs:
         key = signature(inputs)
         found = self._recorded.get(key)
         if found is None:
-            static = StaticInputs(inputs, self._placeholder, self.sizes[-1])
+            static = StaticInputs(inputs, self._placeholder, self.sizes[-1], self._copy_all)
             found = self._recorded[key] = _Recorded(static)
         return found
 

@@ -11,16 +11,22 @@ Only fields of rows are kept. Fields of requests say how the rows were made; a f
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
-
-from attrs import define, field
 
 from deepinfer_core.errors import EngineError
 
 Tensor = Any
 Key = tuple[str, int | None]
 """A field, and the ratio of one of its arrays."""
+CopyAll = Callable[[Sequence[Tensor], Sequence[Tensor]], object]
+MOST_SLICES = 64
+"""Parts whose views are kept: making them anew each step would take longer than copying."""
+
+
+def copy_each(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
 
 
 class StaticInputs:
@@ -28,22 +34,50 @@ class StaticInputs:
 
     :param first: A bound record of a decode step: which fields there are, their types and widths.
     :param placeholder: A bound record of one placeholder row.
+    :param copy_all: Copies tensors into others of the same shapes, one by one or all at once.
     """
 
-    def __init__(self, first: Any, placeholder: Any, max_rows: int) -> None:
-        self._arrays = {key: _Rows.of(key, tensor, placeholder, max_rows) for key, tensor in row_arrays(first)}
+    def __init__(self, first: Any, placeholder: Any, max_rows: int, copy_all: CopyAll = copy_each) -> None:
+        self._copy_all = copy_all
+        self._keys: list[Key] = []
+        self._memory: list[Tensor] = []
+        self._pads: list[Tensor] = []
+        for key, tensor in row_arrays(first):
+            pad = _pad_of(key, tensor, placeholder)
+            memory = tensor.new_empty((max_rows, *tensor.shape[1:]))
+            memory.copy_(pad.expand(memory.shape))
+            self._keys.append(key)
+            self._memory.append(memory)
+            self._pads.append(pad)
         self._empty = _without_arrays(first)
         self._views: dict[int, Any] = {}
+        self._slices: dict[tuple[int, int], tuple[list[Tensor], list[Tensor]]] = {}
         self._filled = 0
 
     def load(self, inputs: Any, rows: int, size: int) -> Any:
         """Copy the ``rows`` rows of ``inputs`` and fill up to ``size``. Returns the record of that size, always the
         same one; all work is queued on the device."""
-        for key, tensor in row_arrays(inputs):
-            self._arrays[key].load(tensor, rows, min(self._filled, size))
+        targets, _ = self._part(0, rows)
+        sources = [tensor for _, tensor in row_arrays(inputs)]
+        dirty = min(self._filled, size)
+        if dirty > rows:
+            rest, pads = self._part(rows, dirty)
+            targets, sources = targets + rest, sources + pads
+        self._copy_all(targets, sources)
         # Rows beyond `size` keep what an earlier step left there until a step reads that far.
-        self._filled = max(rows, self._filled if self._filled > size else 0)
+        self._filled = self._filled if self._filled > size else rows
         return self.view(size)
+
+    def _part(self, begin: int, end: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Rows ``begin`` to ``end`` of every array, and the same rows of placeholders."""
+        found = self._slices.get((begin, end))
+        if found is None:
+            if len(self._slices) >= MOST_SLICES:
+                self._slices.clear()
+            memory = [tensor[begin:end] for tensor in self._memory]
+            pads = [pad.expand(part.shape).contiguous() for pad, part in zip(self._pads, memory, strict=True)]
+            found = self._slices[begin, end] = memory, pads
+        return found
 
     def view(self, size: int) -> Any:
         """The record of the first ``size`` rows."""
@@ -55,8 +89,8 @@ class StaticInputs:
     def _make_view(self, size: int) -> Any:
         record = copy.copy(self._empty)
         record.num_reqs = record.total_q = size
-        for (name, ratio), rows in self._arrays.items():
-            part = rows.memory[:size]
+        for (name, ratio), memory in zip(self._keys, self._memory, strict=True):
+            part = memory[:size]
             if ratio is None:
                 setattr(record, name, part)
             else:
@@ -65,47 +99,33 @@ class StaticInputs:
 
     @property
     def nbytes(self) -> int:
-        return sum(int(rows.memory.nbytes) for rows in self._arrays.values())
+        return sum(int(memory.nbytes) for memory in self._memory)
 
 
 def signature(inputs: Any) -> Hashable:
-    """What is equal for all steps of one :class:`StaticInputs`: fields, widths, and the numbers beside the arrays."""
-    arrays = tuple((key, tensor.shape[1:], tensor.dtype) for key, tensor in row_arrays(inputs))
-    numbers = tuple((name, value) for name, value in _numbers(inputs) if name not in ("num_reqs", "total_q"))
-    return arrays, numbers
+    """What is equal for all steps of one :class:`StaticInputs`: the fields, and the numbers beside the arrays.
+
+    Types and widths of the fields do not change in an engine.
+    """
+    return tuple([key for key, _ in row_arrays(inputs)]), tuple(_numbers(inputs))
 
 
-@define(eq=False)
-class _Rows:
-    """``memory [max_rows, ...]``; ``pad [1, ...]`` is what a placeholder has there."""
-
-    memory: Tensor
-    pad: Tensor = field()
-
-    @classmethod
-    def of(cls, key: Key, tensor: Tensor, placeholder: Any, max_rows: int) -> _Rows:
-        name, ratio = key
-        pad = getattr(placeholder, name, None)
-        pad = pad.get(ratio) if ratio is not None and pad is not None else pad
-        if pad is None:  # a field that the packer of placeholders does not know, such as the rows to draw experts for
-            pad = tensor.new_zeros((1, *tensor.shape[1:]))
-        if tuple(pad.shape) != (1, *tensor.shape[1:]) or pad.dtype != tensor.dtype:
-            raise EngineError(
-                f"a placeholder row does not fit field {name} of a decode step",
-                reason=f"rows are {tuple(tensor.shape[1:])} of {tensor.dtype}, "
-                f"the placeholder is {tuple(pad.shape[1:])} of {pad.dtype}",
-                remedy="this is a bug of the engine; run with --no-graphs and report it",
-                details={"field": name, "ratio": ratio},
-            )
-        memory = tensor.new_empty((max_rows, *tensor.shape[1:]))
-        memory.copy_(pad.expand(memory.shape))
-        return cls(memory, pad)
-
-    def load(self, tensor: Tensor, rows: int, filled: int) -> None:
-        self.memory[:rows].copy_(tensor[:rows])
-        if filled > rows:
-            rest = self.memory[rows:filled]
-            rest.copy_(self.pad.expand(rest.shape))
+def _pad_of(key: Key, tensor: Tensor, placeholder: Any) -> Tensor:
+    """``[1, ...]``: what a placeholder has in a field."""
+    name, ratio = key
+    pad = getattr(placeholder, name, None)
+    pad = pad.get(ratio) if ratio is not None and pad is not None else pad
+    if pad is None:  # a field that the packer of placeholders does not know, such as the rows to draw experts for
+        pad = tensor.new_zeros((1, *tensor.shape[1:]))
+    if tuple(pad.shape) != (1, *tensor.shape[1:]) or pad.dtype != tensor.dtype:
+        raise EngineError(
+            f"a placeholder row does not fit field {name} of a decode step",
+            reason=f"rows are {tuple(tensor.shape[1:])} of {tensor.dtype}, "
+            f"the placeholder is {tuple(pad.shape[1:])} of {pad.dtype}",
+            remedy="this is a bug of the engine; run with --no-graphs and report it",
+            details={"field": name, "ratio": ratio},
+        )
+    return pad
 
 
 def row_arrays(record: Any) -> Iterator[tuple[Key, Tensor]]:
@@ -140,15 +160,27 @@ def _is_of_rows(declared: str) -> bool:
     return "T" in (part.strip() for part in shape.partition(",")[0].split("|"))
 
 
-def _numbers(record: Any) -> Iterator[tuple[str, int]]:
-    for name in type(record).FIELDS:
-        value = getattr(record, name)
-        if isinstance(value, int):
-            yield name, int(value)
+def _numbers(record: Any) -> list[int]:
+    return [int(getattr(record, name) or 0) for name in _number_fields(type(record))]
+
+
+def _number_fields(kind: type[Any]) -> tuple[str, ...]:
+    """Fields that are no arrays, but for those that the number of rows decides."""
+    found = _NUMBERS.get(kind)
+    if found is None:
+        from deepinfer_contracts import CONTRACTS
+
+        declared = dict(CONTRACTS[kind.CONTRACT].fields)
+        plain = [name for name in kind.FIELDS if declared.get(name, "[").isalnum()]
+        found = _NUMBERS[kind] = tuple(name for name in plain if name not in ("num_reqs", "total_q"))
+    return found
+
+
+_NUMBERS: dict[type[Any], tuple[str, ...]] = {}
 
 
 def _without_arrays(record: Any) -> Any:
     empty = type(record)()
-    for name, value in _numbers(record):
+    for name, value in zip(_number_fields(type(record)), _numbers(record), strict=True):
         setattr(empty, name, value)
     return empty

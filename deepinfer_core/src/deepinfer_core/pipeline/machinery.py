@@ -10,6 +10,7 @@ from attrs import define
 
 from deepinfer_core.graphs import DecodeGraphs, captured_sizes
 from deepinfer_core.graphs.decode import Capture
+from deepinfer_core.graphs.static_inputs import copy_each
 from deepinfer_core.interfaces import Backend, Caches, Model, Sampler
 from deepinfer_core.pipeline.faults import Boundary, Owners
 from deepinfer_core.pipeline.sampled import wrong_step_return
@@ -104,7 +105,9 @@ class Machinery:
 
         per_request = config.num_draft + 1
         sizes = captured_sizes(config.max_num_seqs * per_request, per_request)
-        return DecodeGraphs(self.model.forward, self.caches, capture, sizes, self.bound(placeholder_inputs(config)))
+        copy_all = getattr(self.backend, "copy_all", copy_each)
+        placeholder = self.bound(placeholder_inputs(config))
+        return DecodeGraphs(self.model.forward, self.caches, capture, sizes, placeholder, copy_all=copy_all)
 
     def bound(self, record: Any) -> Any:
         """``record`` on the device. Raises HookReturnError where the backend gives nothing back."""

@@ -61,6 +61,7 @@ def create(device: str | None = None, config: Any = None) -> Any:
         no_sync=runtime.no_sync,
         prefetch=runtime.prefetch,
         capture=runtime.capture,
+        copy_all=runtime.copy_all,
         close=close,
         defaults=plain,
     )

@@ -79,7 +79,7 @@ class Downloads:
             hosts = [_view(block, at, t) for at, t in zip(offsets, plain, strict=True)]
             for host, t in zip(hosts, plain, strict=True):
                 host.copy_(t, non_blocking=True)
-        block.event = event = self._queues.downloaded()
+        block.event = event = self._queues.downloaded(block.spare_event)
         for given, t, host in zip(tensors, plain, hosts, strict=True):
             self._copies[id(given)] = _Copy((given, t), host, block, event)
         self._of_block[id(block)] = [id(t) for t in tensors]

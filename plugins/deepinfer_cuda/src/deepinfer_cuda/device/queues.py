@@ -30,6 +30,7 @@ class Queues:
         self.device = device
         self._upload = torch.cuda.Stream(device)
         self._download = torch.cuda.Stream(device)
+        self._behind = torch.cuda.Event()
         self.capture = torch.cuda.Stream(device)
 
     @property
@@ -48,24 +49,32 @@ class Queues:
         with torch.cuda.stream(self._upload):
             yield
 
-    def uploaded(self, block: Tensor) -> torch.cuda.Event:
-        """The compute stream goes on behind what was uploaded. Returns the event of the upload's end."""
-        event = torch.cuda.Event()
+    def uploaded(self, block: Tensor, spare: torch.cuda.Event | None) -> torch.cuda.Event:
+        """Marks the end of an upload into ``block``, with an event that nobody uses any more if there is one."""
+        event = torch.cuda.Event() if spare is None else spare
         event.record(self._upload)
-        compute = self.compute
-        compute.wait_event(event)
-        block.record_stream(compute)
+        block.record_stream(self.compute)
         return event
+
+    def go_on_behind(self, event: torch.cuda.Event) -> None:
+        """What is launched on the compute stream from now on comes behind ``event``.
+
+        One that is over already costs the device nothing; a wait in its queue is a gap of ten microseconds.
+        """
+        if not event.query():
+            self.compute.wait_event(event)
 
     @contextmanager
     def download(self) -> Iterator[None]:
         """Torch calls inside go to the download stream, behind everything launched on the compute stream so far."""
-        self._download.wait_stream(self.compute)
+        self._behind.record(self.compute)
+        self._download.wait_event(self._behind)
         with torch.cuda.stream(self._download):
             yield
 
-    def downloaded(self) -> torch.cuda.Event:
-        event = torch.cuda.Event()
+    def downloaded(self, spare: torch.cuda.Event | None) -> torch.cuda.Event:
+        """Marks the end of downloads, with an event that nobody uses any more if there is one."""
+        event = torch.cuda.Event() if spare is None else spare
         event.record(self._download)
         return event
 

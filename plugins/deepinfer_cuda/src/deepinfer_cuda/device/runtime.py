@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from deepinfer_core.types import CacheSpec
 from deepinfer_cuda.device.arenas import CudaCaches
@@ -69,6 +70,16 @@ class DeviceRuntime:
         """Run ``call`` once and record what it launches; the result launches it again. Raises GraphCaptureError."""
         with AllowSync():
             return self._graphs.capture(call)
+
+    def copy_all(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+        """Copy ``sources`` into ``targets`` of the same shapes and types: one launch for all of one type."""
+        by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+        for target, source in zip(targets, sources, strict=True):
+            into, out_of = by_type.setdefault(target.dtype, ([], []))
+            into.append(target)
+            out_of.append(source)
+        for into, out_of in by_type.values():
+            torch._foreach_copy_(into, out_of, non_blocking=True)
 
     @property
     def memory(self) -> DeviceMemory:

@@ -23,6 +23,8 @@ class Block:
 
     memory: Tensor
     event: Any = None
+    spare_event: Any = None
+    """The one of a copy that is over."""
     bytes: npt.NDArray[np.uint8] = field(init=False)
 
     @bytes.default
@@ -51,7 +53,7 @@ class StagingRing:
             if not block.event.query():
                 self.waits += 1
                 block.event.synchronize()
-            block.event = None
+            block.spare_event, block.event = block.event, None
         if block is None or len(block.bytes) < num_bytes:
             size = max(LEAST_BYTES, 1 << (num_bytes - 1).bit_length())
             block = self._blocks[place] = Block(self._allocate(size))

@@ -1,22 +1,23 @@
-"""Contract records to the device: one pinned block and one copy a record, whose arrays become views into one buffer."""
+"""Contract records to the device: one pinned block and one copy a record, whose arrays become views into one buffer.
+
+The buffer belongs to the record that was bound, so a record may be kept as long as anybody likes. The copy runs on a
+stream of its own, beside the step before. It is mostly over when the views are made, and then nothing waits for it.
+"""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from deepinfer_cuda.device.staging import StagingRing
 
-ALIGN = 256
-"""Bytes between the starts of arrays: kernels read 16 at a time, and no two arrays share a line of the cache."""
+ALIGN = 16
+"""Bytes between the starts of arrays: what a kernel reads at a time."""
 DTYPES: dict[np.dtype[Any], torch.dtype] = {
     np.dtype(name): getattr(torch, name)
     for name in (
@@ -24,12 +25,13 @@ DTYPES: dict[np.dtype[Any], torch.dtype] = {
         "float16", "float32", "float64",
     )
 }  # fmt: skip
+NUMPY_OF_BYTES = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 class Uploads:
     """Puts the arrays of a record next to each other, copies them once, and hands out views.
 
-    :param queues: ``upload()`` and ``uploaded(block)`` as in ``Queues``.
+    :param queues: ``upload()`` and the rest as in ``Queues``.
     :param ring: Host memory; one block for each record under way.
     """
 
@@ -41,86 +43,107 @@ class Uploads:
 
         What lives on the device already stays as it is. Raises TypeError for an array that no tensor can hold.
         """
-        bound = copy.copy(record)
+        kind = type(record)
+        bound = kind.__new__(kind)
         batch = _Batch(self._device)
-        for name in _field_names(type(record)):
+        for name in _field_names(kind):
             value = getattr(record, name)
             if value is not None and not isinstance(value, int | float):
-                batch.add(value, bound, name)
-        if batch.places:
+                value = batch.add(value, bound, name)
+            setattr(bound, name, value)
+        if batch.groups:
             self._move(batch)
-        for target, key, value in batch.values:
-            _put(target, key, value())
         return bound
 
     def _move(self, batch: _Batch) -> None:
-        total = batch.num_bytes
+        total = batch.layout()
         block = self._ring.take(total)
-        for raw, offset in batch.places:
-            block.bytes[offset : offset + raw.size] = raw
+        for group in batch.groups.values():
+            group.write(block.bytes)
         with self._queues.upload():
             memory = torch.empty(total, dtype=torch.uint8, device=self._device)
             memory.copy_(block.memory[:total], non_blocking=True)
-        block.event = self._queues.uploaded(memory)
-        batch.memory = memory
+        event = block.event = self._queues.uploaded(memory, block.spare_event)
+        for group in batch.groups.values():
+            group.hand_out(memory)
+        self._queues.go_on_behind(event)
+
+
+class _Group:
+    """Arrays of one type, next to each other from ``offset`` on; sizes are in elements, and every second is padding."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype, self._itemsize = dtype, dtype.itemsize
+        self._arrays: list[tuple[np.ndarray[Any, Any], tuple[int, ...], Any, Any]] = []
+        self._sizes: list[int] = []
+        self.offset = 0
+
+    def add(self, flat: np.ndarray[Any, Any], shape: tuple[int, ...], target: Any, key: Any) -> None:
+        self._arrays.append((flat, shape, target, key))
+        count = len(flat)
+        self._sizes += (count, -count % (ALIGN // self._itemsize))
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self._sizes) * self._itemsize
+
+    def write(self, block: np.ndarray[Any, Any]) -> None:
+        words = block[self.offset : self.offset + self.num_bytes].view(NUMPY_OF_BYTES[self._itemsize])
+        at = 0
+        for i, (flat, _, _, _) in enumerate(self._arrays):
+            count = self._sizes[2 * i]
+            words[at : at + count] = flat
+            at += count + self._sizes[2 * i + 1]
+
+    def hand_out(self, memory: Tensor) -> None:
+        pieces = memory[self.offset : self.offset + self.num_bytes].view(self._dtype).split_with_sizes(self._sizes)
+        for (_, shape, target, key), piece in zip(self._arrays, pieces[::2], strict=True):
+            _put(target, key, piece if len(shape) == 1 else piece.view(shape))
 
 
 class _Batch:
-    """Arrays to move, and where the tensors go that come of them."""
+    """The arrays of one record, by type."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.places: list[tuple[npt.NDArray[np.uint8], int]] = []
-        self.num_bytes = 0
-        self.memory: Tensor | None = None
-        self.values: list[tuple[Any, Any, Callable[[], Any]]] = []
-        self._typed: dict[torch.dtype, Tensor] = {}
+        self.groups: dict[torch.dtype, _Group] = {}
 
-    def add(self, value: Any, target: Any, key: Any) -> None:
-        if isinstance(value, Tensor):
-            if value.device.type == self._device.type:
-                return
-            source = value.detach().contiguous()
-            raw = source.reshape(-1).view(torch.uint8).numpy()
-            self.values.append((target, key, self._view_of(raw, source.dtype, tuple(source.shape))))
-        elif isinstance(value, np.ndarray):
+    def add(self, value: Any, target: Any, key: Any) -> Any:
+        """Note that ``target`` gets a view at ``key``; returns what is there until then."""
+        if isinstance(value, np.ndarray):
             dtype = DTYPES.get(value.dtype)
             if dtype is None:
                 raise TypeError(f"an array of {value.dtype} has no tensor")
-            raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-            self.values.append((target, key, self._view_of(raw, dtype, value.shape)))
+            self._note(value.reshape(-1).view(NUMPY_OF_BYTES[value.itemsize]), dtype, value.shape, target, key)
+        elif isinstance(value, Tensor):
+            if value.device.type == self._device.type:
+                return value
+            source = value.detach().contiguous()
+            flat = source.reshape(-1).view(torch.uint8).numpy().view(NUMPY_OF_BYTES[source.element_size()])
+            self._note(flat, source.dtype, tuple(source.shape), target, key)
         elif isinstance(value, dict | list):
-            items = dict(value) if isinstance(value, dict) else list(value)
-            _put(target, key, items)
+            items: Any = dict(value) if isinstance(value, dict) else list(value)
             for inner, item in items.items() if isinstance(items, dict) else enumerate(items):
                 if item is not None and not isinstance(item, int | float):
-                    self.add(item, items, inner)
+                    items[inner] = self.add(item, items, inner)
+            return items
+        else:
+            return value
+        return None
 
-    def _view_of(self, raw: npt.NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, ...]) -> Callable[[], Tensor]:
-        """Note where ``raw`` goes; the view can be made once the memory is there."""
-        if not raw.size:
-            return lambda: torch.empty(shape, dtype=dtype, device=self._device)
-        first = self.num_bytes // dtype.itemsize
-        self.places.append((raw, self.num_bytes))
-        self.num_bytes += -(-raw.size // ALIGN) * ALIGN
-        strides = _contiguous(shape)
-        return lambda: self._as(dtype).as_strided(shape, strides, first)
+    def _note(self, flat: Any, dtype: torch.dtype, shape: tuple[int, ...], target: Any, key: Any) -> None:
+        group = self.groups.get(dtype)
+        if group is None:
+            group = self.groups[dtype] = _Group(dtype)
+        group.add(flat, shape, target, key)
 
-    def _as(self, dtype: torch.dtype) -> Tensor:
-        found = self._typed.get(dtype)
-        if found is None and self.memory is not None:
-            found = self._typed[dtype] = self.memory.view(dtype)
-        if found is None:
-            raise RuntimeError("a view was asked for before its memory was there")
-        return found
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))
+    def layout(self) -> int:
+        """Place the groups one behind the other; returns the bytes of all."""
+        total = 0
+        for group in self.groups.values():
+            group.offset = total
+            total += -(-group.num_bytes // ALIGN) * ALIGN
+        return max(total, ALIGN)
 
 
 def _put(target: Any, key: Any, value: Any) -> None:
