@@ -172,4 +172,42 @@ DI_FN uint32_t di_e2m1_pair(uint32_t word, int i) {
   return __byte_perm(di_e2m1_far_pair(word, k), di_e2m1_far_pair(word, k + 1), i < 2 ? 0x5410 : 0x7632);
 }
 
+// ---- arithmetic of rows, in one place so that every kernel rounds alike
+
+// Sums of squares of a pair's halves, each on its own accumulator.
+DI_FN float di_square_lo(uint32_t pair, float sum) { return __fmaf_rn(di_lo(pair), di_lo(pair), sum); }
+DI_FN float di_square_hi(uint32_t pair, float sum) { return __fmaf_rn(di_hi(pair), di_hi(pair), sum); }
+
+// 1 / sqrt(sum / width + eps), each operation correctly rounded.
+DI_FN float di_inverse_rms(float sum, float width, float eps) {
+  return __frsqrt_rn(__fadd_rn(__fdiv_rn(sum, width), eps));
+}
+
+// (x * rstd) * w, rounded to bf16.
+DI_FN uint32_t di_normed(uint32_t pair, float rstd, float w0, float w1) {
+  return di_pack(__fmul_rn(__fmul_rn(di_lo(pair), rstd), w0), __fmul_rn(__fmul_rn(di_hi(pair), rstd), w1));
+}
+
+// A pair turned by an angle; `sine` negated turns it back.
+DI_FN uint32_t di_turned(uint32_t pair, float cosine, float sine) {
+  const float x0 = di_lo(pair), x1 = di_hi(pair);
+  return di_pack(__fmaf_rn(x0, cosine, -__fmul_rn(x1, sine)), __fmaf_rn(x0, sine, __fmul_rn(x1, cosine)));
+}
+
+// Two bytes to an address that is a multiple of two.
+DI_FN int di_store16(void *address, uint32_t value) {
+  *(uint16_t *)address = (uint16_t)value;
+  return 0;
+}
+
+// Four bytes from an address that is a multiple of two, or of one.
+DI_FN uint32_t di_load_halves(const void *address) {
+  const uint16_t *p = (const uint16_t *)address;
+  return (uint32_t)p[0] | ((uint32_t)p[1] << 16);
+}
+DI_FN uint32_t di_load_bytes(const void *address) {
+  const uint8_t *p = (const uint8_t *)address;
+  return (uint32_t)p[0] | ((uint32_t)p[1] << 8) | ((uint32_t)p[2] << 16) | ((uint32_t)p[3] << 24);
+}
+
 #endif

@@ -1,7 +1,7 @@
 """Number formats inside kernels: the functions of ``numbers.cuh``, callable from TileLang (``spec/kernels.md`` 1.1).
 
-A kernel that uses them passes ``prelude=NUMBERS`` to ``T.Kernel``. Words are ``uint32``; a *pair* is a word of two bf16,
-the even element in the low half, as it lies in memory; scales are bytes in a ``uint32``. All conversions are exact to
+A kernel that uses them passes ``prelude=NUMBERS`` to ``T.Kernel``. Words are ``uint32``; a *pair* is a word of two
+bf16, the even element in the low half, as it lies in memory; scales are bytes in a ``uint32``. All are exact to
 the byte (nearest even, saturating, sign of zero kept), and pure: calling one twice costs nothing.
 
 ``E2M1`` decode: :func:`e2m1_pair` gives elements 2i and 2i + 1; :func:`e2m1_far_pair` gives i and i + 4 in one
@@ -150,3 +150,38 @@ def e2m1_pair(word: Expr, i: Expr) -> Expr:
 def e2m1_far_pair(word: Expr, i: Expr) -> Expr:
     """Codes i and i + 4 (i in 0..3, constant) of a word of eight as a bf16 pair."""
     return T.call_pure_extern("uint32", "di_e2m1_far_pair", word, i)
+
+
+def square_lo(pair: Expr, total: Expr) -> Expr:
+    """``total`` plus the square of the even element."""
+    return T.call_pure_extern("float32", "di_square_lo", pair, total)
+
+
+def square_hi(pair: Expr, total: Expr) -> Expr:
+    """``total`` plus the square of the odd element."""
+    return T.call_pure_extern("float32", "di_square_hi", pair, total)
+
+
+def inverse_rms(total: Expr, width: int, eps: Expr) -> Expr:
+    """``rsqrt(total / width + eps)``, the only one in the plugin."""
+    return T.call_pure_extern("float32", "di_inverse_rms", total, T.float32(width), eps)
+
+
+def normed(pair: Expr, rstd: Expr, w0: Expr, w1: Expr) -> Expr:
+    """A pair times ``rstd`` times its two weights, rounded."""
+    return T.call_pure_extern("uint32", "di_normed", pair, rstd, w0, w1)
+
+
+def turned(pair: Expr, cosine: Expr, sine: Expr) -> Expr:
+    """A pair turned by an angle, rounded; a negated sine turns it back."""
+    return T.call_pure_extern("uint32", "di_turned", pair, cosine, sine)
+
+
+def store16(address: Expr, value: Expr) -> Expr:
+    """Two bytes to an even address: a statement."""
+    return T.call_extern("int32", "di_store16", address, value)
+
+
+def load_pieces(address: Expr, unit: int) -> Expr:
+    """A word from an address that is a multiple of ``unit`` (2 or 1) bytes."""
+    return T.call_extern("uint32", "di_load_halves" if unit == 2 else "di_load_bytes", address)

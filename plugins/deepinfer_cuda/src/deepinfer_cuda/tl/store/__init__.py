@@ -1,0 +1,1 @@
+"""Kernels that move rows: norm, rotation, quantisation, cache store and load, compressor."""
