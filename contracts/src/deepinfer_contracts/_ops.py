@@ -265,6 +265,14 @@ OPS: Mapping[str, Op] = {
         signature='(logits, params, draft, *, mode, forced=None, stop_ids=None)',
         tolerance='B',
         doc='accept or reject drafts, residual and fresh draws'),
+    'sample.best': Op(id='sample.best', required=False, group='sample', default='',
+        signature='(logits)',
+        tolerance='B',
+        doc='best token of each row and its logit: lowest id of equals, first NaN before all (optional)'),
+    'sample.choose': Op(id='sample.choose', required=False, group='sample', default='',
+        signature='(logits, peaks, params, keys, *, coupled=False)',
+        tolerance='A(1e-4, 1e-5)',
+        doc='filters and draw of each row in one: tokens and their log-probabilities (optional)'),
 }
 
 FEATURES: Mapping[str, str] = {

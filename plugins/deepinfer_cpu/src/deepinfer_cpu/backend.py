@@ -71,7 +71,7 @@ OPS: Mapping[str, Callable[..., Any]] = {
     )
     for op in names.split()
 }
-ABSENT = ("attn.fused_prefill", "attn.fused_decode", "moe.mega")
+ABSENT = ("attn.fused_prefill", "attn.fused_decode", "moe.mega", "sample.best", "sample.choose")
 """Optional ops of the protocol that this backend does not have: their attributes are None."""
 
 

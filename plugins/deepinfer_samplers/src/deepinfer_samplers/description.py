@@ -17,6 +17,7 @@ from attrs import frozen
 
 from deepinfer_samplers import ranking, shortcuts
 from deepinfer_samplers.filters import MASS_ONE, Distribution, mass
+from deepinfer_samplers.fused import Chosen
 from deepinfer_samplers.parameters import StepParameters
 from deepinfer_samplers.rows import Rows
 
@@ -41,7 +42,7 @@ class Description:
 def describe(
     rows: Rows,
     drawn: npt.NDArray[np.intp],
-    distribution: Distribution | None,
+    distribution: Distribution | Chosen | None,
     tokens: torch.Tensor,
     step: StepParameters,
     *,
@@ -49,7 +50,8 @@ def describe(
 ) -> Description:
     """Step 14 for ``rows``.
 
-    :param drawn: `Rows.drawn`, and ``distribution`` that of these rows; None if there are none.
+    :param drawn: `Rows.drawn`, and ``distribution`` that of these rows; None if there are none. Where nothing but
+        their tokens' log-probabilities is asked for, what was chosen in one launch will do.
     :param tokens: int ``[r]``, ids of the vocabulary.
     """
     device, n = rows.logits.device, len(rows)

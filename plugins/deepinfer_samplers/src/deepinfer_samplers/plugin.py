@@ -49,6 +49,7 @@ def deepinfer_sampler_create(
             remedy="give the number of ids that the tokenizer can decode",
         )
     from deepinfer_samplers.canonical import CanonicalSampler  # imports torch: only when a sampler is made
+    from deepinfer_samplers.fused import FusedOps
     from deepinfer_samplers.rows import Preparation
 
     if config is None or backend is None:
@@ -66,6 +67,7 @@ def deepinfer_sampler_create(
         blacklist=config.decode_token_blacklist,
         force_top_k=config.sampler_force_topk,
         mask=backend.ops.get("sample.mask"),
+        fused=FusedOps.of(backend.ops),
     )
     return CanonicalSampler(
         vocab_size,

@@ -17,6 +17,7 @@ from attrs import frozen
 from deepinfer_samplers import ranking, shortcuts
 from deepinfer_samplers.bitmask import forbid
 from deepinfer_samplers.filters import Distribution, Filters, process
+from deepinfer_samplers.fused import Chosen, FusedOps
 from deepinfer_samplers.parameters import RowParameters, StepParameters
 from deepinfer_samplers.penalties import Penalties
 from deepinfer_samplers.third_party import filter_rows, has_filter
@@ -57,6 +58,8 @@ class Rows:
     """bool ``[r]``: nothing can be chosen; None where it can be known that there are none."""
     status: torch.Tensor
     """int8 ``[r]``: ``ROW_OK``, ``ROW_NAN`` or ``ROW_NOTHING_ALLOWED``."""
+    fused: FusedOps
+    """What the backend does in one launch."""
 
     def __len__(self) -> int:
         return len(self.parameters)
@@ -67,12 +70,25 @@ class Rows:
 
     def distribution(self, rows: npt.NDArray[np.intp]) -> Distribution:
         """Steps 8 to 12 for ``rows`` of these, which are not greedy."""
+        return process(*self._filtered(rows))
+
+    def chosen(self, rows: npt.NDArray[np.intp], keys: torch.Tensor, *, is_coupled: bool) -> Chosen | None:
+        """Steps 8 to 13 for ``rows`` of these in one launch; None where the backend has none for that.
+
+        :param keys: int64 ``[r]``, of `hashing.draw_keys`, or of `gumbel.noise_keys` if the draws are coupled.
+        """
+        if self.fused.choose is None:
+            return None
+        return Chosen(*self.fused.choose(*self._filtered(rows), keys, coupled=is_coupled))
+
+    def _filtered(self, rows: npt.NDArray[np.intp]) -> tuple[torch.Tensor, torch.Tensor, Filters]:
+        """Logits, peaks and filters of some rows."""
         device, width = self.logits.device, self.logits.shape[-1]
         logits, peaks = self.logits, self.peaks
         if len(rows) != len(self):
             index = shortcuts.upload(rows, device)
             logits, peaks = logits[index], peaks[index]
-        return process(logits, peaks, _filters(self.parameters.pick(rows), width, device))
+        return logits, peaks, _filters(self.parameters.pick(rows), width, device)
 
 
 class Preparation:
@@ -81,16 +97,24 @@ class Preparation:
     :param blacklist: Tokens that are never chosen.
     :param force_top_k: Candidates of every row, whatever its request says; 0: all.
     :param mask: The op ``sample.mask`` of a backend; None: `bitmask.forbid`.
+    :param fused: What a backend does in one launch; None: nothing.
     """
 
     def __init__(
-        self, vocab_size: int, *, blacklist: Sequence[int] = (), force_top_k: int = 0, mask: Mask | None = None
+        self,
+        vocab_size: int,
+        *,
+        blacklist: Sequence[int] = (),
+        force_top_k: int = 0,
+        mask: Mask | None = None,
+        fused: FusedOps | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self.penalties = Penalties(vocab_size)
         self._blacklist = np.array(sorted(set(blacklist)), np.int64)
         self._force_top_k = force_top_k if 0 < force_top_k < vocab_size else 0
         self._mask = mask or forbid
+        self._fused = fused or FusedOps()
 
     def parts(self, logits: torch.Tensor, step: StepParameters, drafts: torch.Tensor | None = None) -> Iterator[Rows]:
         """All rows of a step in order, a few at a time.
@@ -126,19 +150,26 @@ class Preparation:
     def _prepare(self, logits: torch.Tensor, step: StepParameters, at: slice, before: torch.Tensor | None) -> Rows:
         raw = logits[at] if step.source is None else logits[shortcuts.upload(step.source[at], logits.device)]
         rows = step.rows if at.stop - at.start == len(step.rows) else step.rows.pick(at)
-        best, peaks = _best(raw)
+        best, peaks = self._best(raw)
         broken = ~peaks.isfinite()  # the peak is the row's NaN if it holds one
         failed, allowed = broken, self._changed(raw, step, at, rows, None if before is None else before[at])
         if allowed is not raw:
-            best, peaks = _best(allowed)
+            best, peaks = self._best(allowed)
             failed = broken | ~peaks.isfinite()
         status = torch.zeros(len(raw), dtype=torch.int8, device=raw.device)
         if shortcuts.is_clear(failed):
-            return Rows(at, rows, allowed, raw, best, peaks, None, status)
+            return Rows(at, rows, allowed, raw, best, peaks, None, status, self._fused)
         status.masked_fill_(failed, ROW_NOTHING_ALLOWED).masked_fill_(broken, ROW_NAN)
         # Such a row runs along with harmless values, and what is chosen from it is replaced at the end.
         allowed, peaks = allowed.masked_fill(failed.unsqueeze(1), 0.0), peaks.masked_fill(failed, 0.0)
-        return Rows(at, rows, allowed, raw, best, peaks, failed, status)
+        return Rows(at, rows, allowed, raw, best, peaks, failed, status, self._fused)
+
+    def _best(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The greedy choice of each row and its logit."""
+        if self._fused.best is not None and logits.shape[0]:
+            return self._fused.best(logits)
+        best = ranking.best(logits)
+        return best, logits.gather(1, best.unsqueeze(1)).squeeze(1)
 
     def _changed(
         self, raw: torch.Tensor, step: StepParameters, at: slice, rows: RowParameters, before: torch.Tensor | None
@@ -198,11 +229,6 @@ def _drafts_before(step: StepParameters, drafts: torch.Tensor | None) -> torch.T
     index = np.minimum(begin[:, None] + columns, len(step.rows) - 1)
     is_before = shortcuts.upload(columns < step.rows.offset[:, None], drafts.device)
     return torch.where(is_before, drafts[shortcuts.upload(index, drafts.device)].long(), -1)
-
-
-def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    best = ranking.best(logits)
-    return best, logits.gather(1, best.unsqueeze(1)).squeeze(1)
 
 
 def _filters(rows: RowParameters, width: int, device: torch.device) -> Filters:

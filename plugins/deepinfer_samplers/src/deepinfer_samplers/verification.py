@@ -78,9 +78,14 @@ def choose(
     if drafts is not None:
         wanted = drafts.tokens()[rows.at]
     drawn = rows.drawn()
-    distribution = rows.distribution(drawn) if len(drawn) else None
     index = shortcuts.upload(drawn, device)
-    if distribution is not None and (is_coupled or drafts is None or wanted is None):
+    chosen = None
+    if len(drawn) and wanted is None and _is_all_asked(rows, step, sum_smaller):
+        chosen = rows.chosen(drawn, _target_keys(rows, drawn, is_coupled=is_coupled), is_coupled=is_coupled)
+    distribution = rows.distribution(drawn) if len(drawn) and chosen is None else None
+    if chosen is not None:
+        tokens[index] = chosen.tokens
+    elif distribution is not None and (is_coupled or drafts is None or wanted is None):
         tokens[index] = _target_tokens(distribution, rows, drawn, is_coupled=is_coupled)
     if wanted is not None:
         accepted = tokens == wanted
@@ -107,7 +112,7 @@ def choose(
         tokens = torch.where(forced >= 0, forced, tokens)
         if accepted is not None and wanted is not None:
             accepted = torch.where(forced >= 0, forced == wanted, accepted)
-    description = describe(rows, drawn, distribution, tokens, step, sum_smaller=sum_smaller)
+    description = describe(rows, drawn, chosen or distribution, tokens, step, sum_smaller=sum_smaller)
     if lost is not None:
         tokens = tokens.masked_fill(lost, 0)
         if accepted is not None:
@@ -115,15 +120,24 @@ def choose(
     return Choice(tokens.to(torch.int32), description, status.to(torch.int8), accepted, chance)
 
 
+def _is_all_asked(rows: Rows, step: StepParameters, sum_smaller: bool) -> bool:
+    """Whether these rows want their tokens, the log-probabilities of these, and nothing more."""
+    return not (sum_smaller or step.parts or step.top is not None or rows.parameters.forced is not None)
+
+
+def _target_keys(rows: Rows, drawn: npt.NDArray[np.intp], *, is_coupled: bool) -> torch.Tensor:
+    """What keys the draw of rows that look at no draft, int64 ``[r]`` on the device."""
+    seed, position = rows.parameters.seed[drawn], rows.parameters.position[drawn]
+    keys = noise_keys(seed, position) if is_coupled else draw_keys(seed, position, FRESH).view(np.int64)
+    return shortcuts.upload(keys, rows.logits.device)
+
+
 def _target_tokens(
     distribution: Distribution, rows: Rows, drawn: npt.NDArray[np.intp], *, is_coupled: bool
 ) -> torch.Tensor:
     """Tokens of rows that look at no draft, int64 ``[r]``."""
-    seed, position = rows.parameters.seed[drawn], rows.parameters.position[drawn]
-    device = rows.logits.device
-    if is_coupled:
-        return coupled(distribution, shortcuts.upload(noise_keys(seed, position), device))
-    return draw(distribution.probabilities, shortcuts.upload(draw_keys(seed, position, FRESH).view(np.int64), device))
+    keys = _target_keys(rows, drawn, is_coupled=is_coupled)
+    return coupled(distribution, keys) if is_coupled else draw(distribution.probabilities, keys)
 
 
 def _reject(
