@@ -65,6 +65,13 @@ def test_resolve_with_an_unknown_variable_warns_with_the_nearest_name():
     )
 
 
+def test_resolve_leaves_variables_of_first_party_plugins_to_them():
+    environ = {"DEEPINFER_CUDA_CACHE": "/kernels", "DEEPINFER_CUDACACHE": "x"}
+    assert EngineConfig.resolve(environ=environ).warnings == (
+        "W_ENV: DEEPINFER_CUDACACHE is not a setting, and is ignored",
+    )
+
+
 def test_resolve_with_unknown_file_keys_lists_them_all(tmp_path):
     path = settings_file(tmp_path, "sede = 1\n[plugins]\ndissable = []\n[zzz]\nx = 1\n")
     assert str(refusal(file=path)) == (

@@ -22,7 +22,7 @@ from engine_toys import (
     toy_llm,
 )
 
-from deepinfer_core.errors import BackendError, EngineError, NotSupported
+from deepinfer_core.errors import BackendError, CapacityError, DeviceLost, EngineError, NotSupported
 from deepinfer_core.llm import LLM
 from deepinfer_core.parameters.sampling_params import SamplingParams
 
@@ -432,3 +432,30 @@ def test_request_that_ends_while_another_one_fails_keeps_its_own_reason() -> Non
         outputs = llm.generate(prompts, PARAMS)
         check_idle(llm)
     assert [output.finish_reason for output in outputs] == ["too_long", "engine"]
+
+
+@pytest.mark.parametrize("method", list(CALLS))
+def test_a_lost_device_ends_every_request_and_the_engine(method: str) -> None:
+    lost = DeviceLost("gemm.dense: the device is lost", reason="CUDA error", details={"op": "gemm.dense", "layer": 3})
+    with faulty_llm(method, raise_at(3, lost), max_num_seqs=2) as llm:
+        outputs = llm.generate(prompts_of(2, 6), PARAMS)
+        assert llm.built.engine.num_live == 0
+        with pytest.raises(EngineError, match="the engine stopped after a fault"):
+            llm.generate(prompts_of(1, 6), PARAMS)
+    for output in outputs:
+        assert output.error is not None
+        assert output.error.details["code"] == "E_DEVICE"
+        assert (output.error.details["op"], output.error.details["layer"]) == ("gemm.dense", 3)
+        assert output.error.reason == "E_DEVICE: gemm.dense: the device is lost in layer 3 (CUDA error)"
+
+
+def test_no_memory_in_one_step_ends_its_requests_and_names_op_and_layer() -> None:
+    full = CapacityError("moe.experts: the device has no memory left", details={"op": "moe.experts", "layer": 2})
+    with faulty_llm("forward", raise_at(2, full), max_num_seqs=2) as llm:
+        outputs = llm.generate(prompts_of(5, 6), PARAMS)
+        check_idle(llm)
+    failed = [output.error for output in outputs if output.error is not None]
+    assert 1 <= len(failed) <= 2
+    for error in failed:
+        assert error.reason == "E_CAPACITY: moe.experts: the device has no memory left in layer 2"
+        assert (error.details["code"], error.details["op"], error.details["layer"]) == ("E_CAPACITY", "moe.experts", 2)

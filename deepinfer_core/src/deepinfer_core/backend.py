@@ -110,6 +110,7 @@ def build_backend(
     copy_all: Callable[[Sequence[Any], Sequence[Any]], object] | None = None,
     close: Callable[[], None] | None = None,
     provider: str | None = None,
+    providers: Mapping[str, str] | None = None,
     defaults: Backend | None = None,
 ) -> BuiltBackend:
     """Make a backend from its ops.
@@ -125,6 +126,7 @@ def build_backend(
         (``interfaces.Backend``).
     :param close: Called once by ``Backend.close``.
     :param provider: Distribution named in the plan for these ops; None: the one whose hook is being called.
+    :param providers: Op id -> who is named in the plan instead, for given ops that are another distribution's.
     :param defaults: Backend that fills what is left out; None: ``cpu``, through the plugin registry, if anything is.
     :raises UnsupportedOp: listing every unknown op id, and every required op or function that is missing.
     """
@@ -154,7 +156,7 @@ def build_backend(
             closers.append(defaults.close)
     who = provider or _provider(name)
     complete: dict[str, Callable[..., Any] | None] = dict(ops)
-    plan = dict.fromkeys(given, who)
+    plan = {op: (providers or {}).get(op, who) for op in given}
     problems += [f"op {op}" for op, required in table.items() if required and op not in given and op not in wanted]
     for op in wanted:
         filled = defaults.ops.get(op) if defaults is not None else None

@@ -274,6 +274,13 @@ def settings_by_key() -> Mapping[str, Setting]:
     return _SETTINGS
 
 
+def _is_of_plugin(name: str) -> bool:
+    """Whether a variable, such as ``DEEPINFER_CUDA_CACHE``, belongs to a first-party plugin, which reads it itself."""
+    from deepinfer_core.plugins.names import FIRST_PARTY  # 20 ms, where something is unknown
+
+    return any(name.startswith(f"{_ENV_PREFIX}{plugin.upper()}_") for _, plugin in FIRST_PARTY)
+
+
 _Layer = dict[str, tuple[object, str, str]]  # key -> raw value, origin, source as a message names it
 
 
@@ -285,6 +292,8 @@ def _from_environment(environ: Mapping[str, str]) -> tuple[_Layer, tuple[str, ..
         if not name.startswith(_ENV_PREFIX):
             continue
         if name not in by_name:
+            if _is_of_plugin(name):
+                continue
             guess = nearest(name.removeprefix(_ENV_PREFIX), {known.removeprefix(_ENV_PREFIX) for known in by_name})
             hint = f"; did you mean {_ENV_PREFIX}{guess}?" if guess else ""
             warnings.append(f"W_ENV: {name} is not a setting, and is ignored{hint}")

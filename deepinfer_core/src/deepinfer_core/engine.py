@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from deepinfer_core.assembly.prefix import PrefixCacheReport
-from deepinfer_core.errors import ConfigError, DeepInferError, EngineError
+from deepinfer_core.errors import ConfigError, DeepInferError, DeviceLost, EngineError
 from deepinfer_core.graphs import DecodeGraphs
 from deepinfer_core.parameters.sampling_params import SamplingParams
 from deepinfer_core.pipeline import CurveFeedback, Machinery, PhaseTimes, StepFault, StepRecord
@@ -308,6 +308,8 @@ class Engine:
                 raise refused(parts, err) from err
         except StepFault as fault:
             error = fault.error(record.step_id)
+            if isinstance(fault.cause, DeviceLost):
+                raise error from fault  # no step runs any more, and no cache holds what it held
             try:
                 self._abandon(parts, record, error)
             except Exception:  # the core cannot go on either; what it says now only follows from the fault

@@ -158,3 +158,18 @@ def test_build_backend_over_the_real_table_fills_from_the_installed_cpu_plugin(m
     assert made.mhc.pre is CPU_OPS["mhc.pre"]
     assert made.moe.mega is None
     made.close()
+
+
+def test_plan_names_other_providers_of_given_ops():
+    ops = {"norm.rms": rms, "gemm.dense": dense}
+    built = build_backend(
+        "toy",
+        ops,
+        device="toy:0",
+        capabilities=CAN,
+        provider="acme-toy",
+        providers={"gemm.dense": "acme-gemm"},
+        defaults=reference(),
+        **functions(),
+    )
+    assert built.plan == {"norm.rms": "acme-toy", "gemm.dense": "acme-gemm", "meta.sort": "deepinfer-cpu"}

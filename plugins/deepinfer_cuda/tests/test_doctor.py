@@ -39,7 +39,6 @@ def machine(monkeypatch, tmp_path):
 def test_all_is_well(machine, tmp_path):
     found = machine(kernels=2)
     assert {check.status for check in found.values()} == {"ok"}
-    assert found["device"].detail == "NVIDIA H200 (sm_90); driver NVIDIA 580.65.06, CUDA 13.0"
     assert found["torch"].detail == "2.11.0+cu130, built for CUDA 13.0"
     assert found["compiler"].detail.startswith("nvcc 13.0 (/usr/local/cuda/bin/nvcc), g++, tilelang ")
     assert found["kernels"].detail == f"2 for sm_90a kept in {tmp_path}"
@@ -50,21 +49,6 @@ def problem(check):
     assert check.reason
     assert check.remedy
     return check.detail
-
-
-def test_no_device_is_told_with_the_reason_of_the_probe(machine):
-    report = ProbeReport(False, False, reasons=("no device node /dev/nvidia*",), remedy="install the driver")
-    found = machine(report=report)["device"]
-    assert problem(found) == "there is no device"
-    assert (found.reason, found.remedy) == ("no device node /dev/nvidia*", "install the driver")
-
-
-def test_an_arch_without_kernels_is_a_problem_of_the_device(machine):
-    reason = "found Tesla T4 (sm_75); kernels exist for sm_90, sm_100, sm_103"
-    report = ProbeReport(True, False, ("Tesla T4 (sm_75)",), arch="sm_75", reasons=(reason,), remedy="another device")
-    found = machine(report=report)["device"]
-    assert problem(found) == "no device can be used"
-    assert found.reason == reason
 
 
 @pytest.mark.parametrize(("given", "what"), [({"nvcc": ""}, "no nvcc"), ({"cxx": ""}, "no C++ compiler for nvcc")])

@@ -108,6 +108,27 @@ class ShapeContractError(BackendError):
     exit_status = EXIT_INTERNAL
 
 
+class DeviceLost(BackendError):
+    """The device failed under the backend: what is on it is gone, and the engine stops.
+
+    :cause: A kernel wrote where it may not, or the device, its driver or its connection failed.
+    :remedy: Start a new process. Where it comes back, report it with the op that is named.
+    """
+
+    code = "E_DEVICE"
+
+
+class NanFound(BackendError):
+    """An op gave a NaN, and the backend was asked to look for them: names op, layer and rows.
+
+    :cause: Weights or activations leave the range of their format, or a kernel is wrong.
+    :remedy: Check the checkpoint, run the numeric mode ``exact`` beside it, and report an op that is wrong.
+    """
+
+    code = "E_NAN"
+    exit_status = EXIT_INTERNAL
+
+
 class HiddenSync(BackendError):
     """A plugin waits for the device where a step is launched (setting ``sync_guard``).
 

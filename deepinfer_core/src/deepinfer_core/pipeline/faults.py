@@ -45,7 +45,8 @@ class StepFault(Exception):
         if isinstance(cause, DeepInferError):
             details["code"] = cause.code
             details.update(cause.details)
-            reason = f"{cause.code}: {cause.what}" + (f" ({cause.reason})" if cause.reason else "")
+            layer = f" in layer {cause.details['layer']}" if "layer" in cause.details else ""
+            reason = f"{cause.code}: {cause.what}{layer}" + (f" ({cause.reason})" if cause.reason else "")
         else:
             reason = f"{exception_text(cause)} (raised at {blame(cause)})"
         remedy = "the requests of this step end; run with --debug for the traceback"

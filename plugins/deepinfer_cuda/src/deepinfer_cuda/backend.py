@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,8 +17,13 @@ from deepinfer_cuda import ops
 from deepinfer_cuda.arches import SUPPORTED, arch_of
 from deepinfer_cuda.capabilities import capabilities
 from deepinfer_cuda.device.runtime import DeviceRuntime
+from deepinfer_cuda.faults import guarded, wrapped
+from deepinfer_cuda.vendor.serving import chosen as chosen_vendors
+from deepinfer_cuda.vendor.serving import serve
 
 NAME = "cuda"
+CHECK_NAN = "DEEPINFER_CUDA_CHECK_NAN"
+"""Environment variable: wait for each op and look for NaN in its result. Slow; for finding where one comes from."""
 
 
 def create(device: str | None = None, config: Any = None) -> Any:
@@ -38,7 +44,8 @@ def create(device: str | None = None, config: Any = None) -> Any:
         )
     torch.cuda.set_device(chosen)
     _full_precision()
-    table = op_table()
+    watch = os.environ.get(CHECK_NAN, "0") not in ("", "0")
+    table, providers = serve(op_table(), chosen_vendors(), arch)
     plain = cpu_backend(on=chosen)
     runtime = DeviceRuntime(chosen)
 
@@ -46,22 +53,24 @@ def create(device: str | None = None, config: Any = None) -> Any:
         runtime.close()
         plain.close()
 
+    delegated = {op: call for op, call in plain.ops.items() if op not in table}
+    providers |= {op: plain.plan[op] for op in delegated}
     return build_backend(
         NAME,
-        table,
-        delegated=[op for op in plain.ops if op not in table and plain.plan[op] != NAME],
+        wrapped({**table, **delegated}, watch=watch),
+        providers=providers,
         device=chosen,
         capabilities=capabilities(arch, memory_bytes=torch.cuda.get_device_properties(chosen).total_memory),
         unit_bytes=unit_bytes,
         alloc_caches=runtime.alloc_caches,
-        bind_inputs=runtime.bind_inputs,
-        to_host=runtime.to_host,
-        record_event=runtime.record_event,
-        wait=runtime.wait,
+        bind_inputs=guarded("backend.bind_inputs", runtime.bind_inputs),
+        to_host=guarded("backend.to_host", runtime.to_host),
+        record_event=guarded("backend.record_event", runtime.record_event),
+        wait=guarded("backend.wait", runtime.wait),
         no_sync=runtime.no_sync,
-        prefetch=runtime.prefetch,
-        capture=runtime.capture,
-        copy_all=runtime.copy_all,
+        prefetch=guarded("backend.prefetch", runtime.prefetch),
+        capture=None if watch else runtime.capture,  # what is looked at is read on the host, op by op
+        copy_all=guarded("backend.copy_all", runtime.copy_all),
         close=close,
         defaults=plain,
     )

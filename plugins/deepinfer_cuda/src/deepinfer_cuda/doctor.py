@@ -1,4 +1,4 @@
-"""What the cuda backend rests on: device and driver, compilers, the cache of compiled kernels, torch, vendors."""
+"""What the cuda backend rests on: compilers that fit the driver, the cache of compiled kernels, and torch."""
 
 from __future__ import annotations
 
@@ -18,17 +18,10 @@ _DRIVER_CUDA = re.compile(r"CUDA (\d+)\.(\d+)")
 
 
 def checks(host: HostInfo) -> list[DoctorCheck]:
-    """One line for each thing that is looked at. Creates no CUDA context."""
+    """One line for each thing that is looked at, beside the device, which the core tells. Creates no CUDA context."""
     report = probe(host)
     arch = compiler_arch(report.arch) if report.usable else ""
-    return [_device(report), _torch(), *_compilers(report, arch), _cache(arch)]
-
-
-def _device(report: ProbeReport) -> DoctorCheck:
-    if report.usable:
-        return DoctorCheck("device", "ok", f"{', '.join(report.devices)}; driver {report.driver}")
-    what = "no device can be used" if report.present else "there is no device"
-    return DoctorCheck("device", "problem", what, reason="; ".join(report.reasons), remedy=report.remedy)
+    return [_torch(), *_compilers(report, arch), _cache(arch)]
 
 
 def _torch() -> DoctorCheck:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from deepinfer_contracts import InputMetadata
-from deepinfer_core.errors import EngineError, ModelError, NotSupported
+from deepinfer_core.errors import DeepInferError, EngineError, ModelError, NotSupported
 from deepinfer_core.interfaces import Backend, Caches
 from deepinfer_core.types import NumericMode
 from deepinfer_v41.block import Block
@@ -144,8 +144,13 @@ class V41Model:
         rows = torch.index_select(self._embed, 0, inputs.input_ids)
         stream = mhc.expand(rows, streams)
         mix = one_hot_mix(len(rows), streams, rows.device)
-        for block in self._blocks:
-            stream, mix = block(stream, mix, step)
+        layer = 0
+        try:
+            for layer, block in enumerate(self._blocks):  # noqa: B007 (read where an op fails)
+                stream, mix = block(stream, mix, step)
+        except DeepInferError as exc:
+            exc.details.setdefault("layer", layer)
+            raise
         if self._draft_head is not None and step.taps:
             self._draft_head.store_keys(step, step.taps)
         last = mhc.head(stream, mix)
