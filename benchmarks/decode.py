@@ -158,6 +158,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--cut-down", action="store_true", help="layers of the released model, on random weights")
     parser.add_argument("--layers", type=int, default=12, help="of the cut-down model")
+    parser.add_argument("--experts", type=int, default=384, help="routed experts of the cut-down model")
     parser.add_argument("--drafts", type=int, default=0, help="draft tokens of the cut-down model")
     parser.add_argument("--graphs", choices=("on", "off", "both"), default="on")
     parser.add_argument("--mode", choices=("released", "exact"), default="released")

@@ -42,9 +42,9 @@ class Shared:
         return getattr(self._assembly, name)
 
 
-def open_model(folder: Path, layers: int, **settings: Any) -> Assembly:
+def open_model(folder: Path, layers: int, experts: int = 384, **settings: Any) -> Assembly:
     """The cut-down model on random weights."""
-    write_model(folder, cut_down(layers))
+    write_model(folder, cut_down(layers, n_routed_experts=experts))
     given = {"model": str(folder), "load_format": "dummy", **settings}
     return assemble(EngineConfig.resolve(given, environ={}, flag_origin="argument"), announce=None)
 
@@ -124,6 +124,7 @@ def run(args: Any, tell: Callable[[str], None] = print) -> dict[str, Any]:
         assembly = open_model(
             Path(folder) / "model",
             args.layers,
+            args.experts,
             backend=args.backend,
             draft_tokens=args.drafts,
             verify="coupled",
@@ -138,7 +139,7 @@ def run(args: Any, tell: Callable[[str], None] = print) -> dict[str, Any]:
                 rows += _one_way(Shared(assembly, graphs=graphs, overlap=overlap), args, graphs, overlap, tell)
         finally:
             assembly.close()
-    return {"machine": machine(), "layers": args.layers, "drafts": args.drafts, "rows": rows}
+    return {"machine": machine(), "layers": args.layers, "experts": args.experts, "drafts": args.drafts, "rows": rows}
 
 
 def _one_way(parts: Any, args: Any, graphs: bool, overlap: bool, tell: Callable[[str], None]) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from device_bench.decode import memory, open_model
 from device_bench.floors import Work, floors
 from device_bench.machine import machine
 
-BLOCK = 128
+BLOCK, EXPERTS = 128, 384
 LARGEST_BYTE = 0x78
 """Bytes below are finite numbers and small scales in every format of the caches."""
 
@@ -107,7 +107,7 @@ def run(args: Any, tell: Callable[[str], None] = print) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         assembly = open_model(
-            Path(folder) / "model", LEAST_LAYERS, backend=args.backend, max_model_len=args.context + 8192
+            Path(folder) / "model", LEAST_LAYERS, EXPERTS, backend=args.backend, max_model_len=args.context + 8192
         )
         tell(memory())
         try:

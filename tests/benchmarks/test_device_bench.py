@@ -129,7 +129,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         work()
         return Busy(2000.0, 1000.0, 10, (("kernel", 900.0, 10),))
 
-    monkeypatch.setattr(decode, "cut_down", lambda layers: whole(layers, **SMALL))
+    monkeypatch.setattr(decode, "cut_down", lambda layers, **text: whole(layers, **{**SMALL, **text}))
     monkeypatch.setattr(decode, "prompts", lambda batch, context, vocab: [[3 + i] * context for i in range(batch)])
     monkeypatch.setattr(decode, "profiled", profiled)
 
@@ -139,7 +139,7 @@ def test_decode_benchmark_reports_every_way_to_run(small: None) -> None:
     from device_bench.decode import run
 
     options = argparse.Namespace(
-        layers=6, backend="cpu", drafts=0, batches=[1, 3], contexts=[40], kv_memory="64MiB", mode="released",
+        layers=6, experts=8, backend="cpu", drafts=0, batches=[1, 3], contexts=[40], kv_memory="64MiB", mode="released",
         graphs="both", overlap="both", tokens=2,
     )  # fmt: skip
     lines: list[str] = []
@@ -166,6 +166,7 @@ def test_layer_benchmark_reports_each_kind(small: None, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(layers, "measure", timed)
     monkeypatch.setattr(layers, "measure_ceilings", lambda: Ceilings(4e12, 7e14))
+    monkeypatch.setattr(layers, "EXPERTS", 8)
     report = layers.run(argparse.Namespace(backend="cpu", batches=[1, 3], context=200, prefill=64), lambda line: None)
     assert len(report["rows"]) == 3 * 6
     assert {row["phase"] for row in report["rows"]} == {"decode", "prefill"}
