@@ -19,6 +19,7 @@ from deepinfer_core.assembly.assemble import assemble
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import EngineError, GraphCaptureError
 from deepinfer_core.graphs import DecodeGraphs, captured_sizes, choose_graphs, covering
+from deepinfer_core.graphs.drafts import DraftGraphs, drafted_sizes
 from deepinfer_core.graphs.progress import record_graphs
 from deepinfer_core.graphs.static_inputs import StaticInputs, row_arrays, row_fields, signature
 from deepinfer_core.llm import LLM
@@ -291,3 +292,47 @@ def test_progress_is_shown_on_a_terminal_only() -> None:
         assert line.startswith("2 decode graphs, 1 to 2 rows, recorded in ")
         assert wanted in stream.getvalue()
         assert bool(stream.getvalue()) == bool(wanted)
+
+
+@pytest.mark.parametrize(("requests", "sizes"), [(1, (1,)), (5, (1, 2, 4, 5)), (32, (1, 2, 4, 8, 16, 32)), (256, (1, 2, 4, 8, 16, 32))])  # fmt: skip
+def test_drafts_are_recorded_for_few_requests(requests: int, sizes: Any) -> None:
+    assert drafted_sizes(requests) == sizes
+
+
+class ToyDrafter:
+    """Drafts that depend on the rows of a request, and on the token before."""
+
+    def draft_rows(self, inputs: Any, sampled_ids: Any, accepted: Any) -> Any:
+        return {"ids": sampled_ids.repeat_interleave(2), "at": inputs.float().unsqueeze(1).repeat(1, 3)}
+
+    def propose(self, rows: Any, caches: Any) -> Any:
+        base = rows["ids"].view(-1, 2).sum(1) * 10 + rows["at"].sum(1)
+
+        class Block:
+            def step(self, k: int, previous: Any) -> Any:
+                return (base + previous * (k + 1)).unsqueeze(1), None if k else base / 100
+
+        return Block()
+
+
+def test_drafts_in_graphs_are_those_of_the_model_for_any_number_of_requests() -> None:
+    import torch
+
+    model, tape, caches = ToyDrafter(), Tape(), object()
+    zero = torch.zeros(1, dtype=torch.int32)
+    graphs = DraftGraphs(model, caches, tape.capture, (1, 2, 4), model.draft_rows(zero, zero, None))
+    for turn in range(4):
+        for count in (3, 1, 4, 2, 5):
+            draw = torch.Generator().manual_seed(10 * turn + count)
+            inputs, sampled = (torch.randint(0, 50, (count,), generator=draw, dtype=torch.int32) for _ in range(2))
+            wanted = model.propose(model.draft_rows(inputs, sampled, None), caches)
+            got = graphs(None, inputs, sampled, None, caches)
+            previous = sampled.long()
+            for k in range(3):
+                (a, p), (b, q) = got.step(k, previous), wanted.step(k, previous)
+                assert torch.equal(a, b), (turn, count, k)
+                assert (p is None) == (q is None)
+                assert p is None or torch.equal(p, q)
+                previous = a.squeeze(1).long() % 50
+    assert graphs.num_recorded == 3 * (1 + 3)
+    assert tape.launched > tape.recorded

@@ -303,7 +303,14 @@ class DraftBlock(Protocol):
 
 @runtime_checkable
 class DraftingModel(Model, Protocol):
-    """A model with a drafter (``spec/sampling.md`` 4.1), which runs behind the sampling of a step."""
+    """A model with a drafter (``spec/sampling.md`` 4.1), which runs behind the sampling of a step.
+
+    One with ``static_decode`` may also have ``draft`` in two parts, which are then called in its place:
+    ``draft_rows(inputs, sampled_ids, accepted)`` gives the tensors that a block starts from, by name, each with as many
+    entries for every request, and ``propose(rows, caches)`` makes the block of them. ``propose``, and ``step`` of its
+    block, launch the same work for the same number of requests, so that they can run in graphs; requests that are
+    placeholders may stand behind those of the step.
+    """
 
     draft_block: int
     """Most drafts that it proposes in a step; 0: this checkpoint has no drafter."""

@@ -25,7 +25,8 @@ def draft(parts: Machinery, record: StepRecord, hidden: Any, inputs: Any, result
     _check_sampled(parts, record, results)
     accepted = None if record.is_prefill else results.accepted
     with at.call(PROPOSE):
-        block = parts.model.draft(hidden, record.inputs, results.sampled_ids, accepted, parts.caches)  # type: ignore[attr-defined]
+        propose = parts.propose or parts.model.draft  # type: ignore[attr-defined]
+        block = propose(hidden, record.inputs, results.sampled_ids, accepted, parts.caches)
         if not hasattr(block, "step"):
             got = "None" if block is None else type(block).__name__
             raise wrong_step_return(PROPOSE, at.owners.model, got, "a DraftBlock")

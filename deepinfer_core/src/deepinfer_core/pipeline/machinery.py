@@ -10,6 +10,7 @@ from attrs import define
 
 from deepinfer_core.graphs import DecodeGraphs, captured_sizes
 from deepinfer_core.graphs.decode import Capture
+from deepinfer_core.graphs.drafts import DraftGraphs, drafted_sizes
 from deepinfer_core.graphs.static_inputs import copy_each
 from deepinfer_core.interfaces import Backend, Caches, Model, Sampler
 from deepinfer_core.pipeline.faults import Boundary, Owners
@@ -47,6 +48,8 @@ class Machinery:
     """Records what a call launches; None: no step runs in a graph."""
     decode: DecodeGraphs | None = None
     """``model.forward`` of decode steps, where they run in graphs."""
+    propose: DraftGraphs | None = None
+    """``model.draft``, where it runs in graphs."""
     drafts: bool = False
     """The model proposes drafts and the sampler draws them; a sampler may also come with drafts of its own."""
     parts_maker: PartsMaker | None = None
@@ -98,16 +101,20 @@ class Machinery:
         if config.depth > 1 and config.ngram and config.ngram_table is not None:
             self.ngram_table = self.bound(InputMetadata(input_ids=config.ngram_table)).input_ids
         if self.capture is not None:
-            self.decode = self._graphs(config, self.capture)
+            self._use_graphs(config, self.capture)
 
-    def _graphs(self, config: Any, capture: Capture) -> DecodeGraphs:
+    def _use_graphs(self, config: Any, capture: Capture) -> None:
         from deepinfer_native import placeholder_inputs  # a core exists, so its package does
 
         per_request = config.num_draft + 1
         sizes = captured_sizes(config.max_num_seqs * per_request, per_request)
         copy_all = getattr(self.backend, "copy_all", copy_each)
         placeholder = self.bound(placeholder_inputs(config))
-        return DecodeGraphs(self.model.forward, self.caches, capture, sizes, placeholder, copy_all=copy_all)
+        self.decode = DecodeGraphs(self.model.forward, self.caches, capture, sizes, placeholder, copy_all=copy_all)
+        if self.drafts and hasattr(self.model, "draft_rows"):
+            rows = self.model.draft_rows(placeholder, placeholder.input_ids, placeholder.positions)
+            sizes = drafted_sizes(config.max_num_seqs)
+            self.propose = DraftGraphs(self.model, self.caches, capture, sizes, rows, copy_all=copy_all)
 
     def bound(self, record: Any) -> Any:
         """``record`` on the device. Raises HookReturnError where the backend gives nothing back."""

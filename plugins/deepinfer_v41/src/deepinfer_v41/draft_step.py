@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepinfer_contracts import InputMetadataV41
 from deepinfer_core.interfaces import Backend, Caches
 from deepinfer_v41.caches import draft_block
 from deepinfer_v41.config import V41Config
@@ -28,14 +27,13 @@ class DraftStep(Step):
 
     def __init__(
         self,
-        inputs: InputMetadataV41,
         caches: Caches,
         backend: Backend,
         ropes: RopeTables,
         config: V41Config,
         rows: Mapping[str, Tensor],
     ) -> None:
-        super().__init__(inputs, caches, backend, ropes)
+        super().__init__(None, caches, backend, ropes)  # what a block reads of its step is in the rows
         self._rows = rows
         self._plan = self._attn.plan()
         self._block = self.view(draft_block.NAME, draft_block.layer(config))

@@ -6,7 +6,7 @@ global KV is that of the first ratio-1 layer, as for any other owner.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -176,11 +176,14 @@ class V41Model:
         ``accepted``: int ``[N]``, drafts of the step that hold; None: none, or a prefill step. ``hidden`` is not read:
         what the draft head takes of the backbone is in the caches.
         """
-        head, config = self._draft_head, self.config
-        if head is None:
-            raise ModelError("the model was made without its draft head", remedy="make it with draft_tokens above 0")
+        return self.propose(self.draft_rows(inputs, sampled_ids, accepted), caches)
+
+    @torch.inference_mode()
+    def draft_rows(self, inputs: InputMetadata, sampled_ids: Tensor, accepted: Tensor | None) -> Mapping[str, Tensor]:
+        """The rows of the blocks of all requests, by name; a fixed number of entries for each request."""
+        config = self.config
         last, slot = last_known(inputs, accepted)
-        rows = self._backend.meta.draft_inputs(  # type: ignore[attr-defined]
+        rows: Mapping[str, Tensor] = self._backend.meta.draft_inputs(  # type: ignore[attr-defined]
             sampled_ids.reshape(-1),
             last,
             slot,
@@ -190,7 +193,15 @@ class V41Model:
             noise=config.dspark_noise_token_id,
             vocab_size=config.vocab_size,
         )
-        step = DraftStep(inputs, caches, self._backend, self._ropes, config, rows)  # type: ignore[arg-type]
+        return rows
+
+    @torch.inference_mode()
+    def propose(self, rows: Mapping[str, Tensor], caches: Caches) -> V41DraftBlock:
+        """The drafts that follow from :meth:`draft_rows`."""
+        head, config = self._draft_head, self.config
+        if head is None:
+            raise ModelError("the model was made without its draft head", remedy="make it with draft_tokens above 0")
+        step = DraftStep(caches, self._backend, self._ropes, config, rows)
         embedded = torch.index_select(self._embed, 0, rows["input_ids"])
         return head.propose(step, embedded, config.hc_mult, self.logits)
 

@@ -24,7 +24,7 @@ CacheView = Any
 class Step(ABC):
     """Rows that attend to a window of keys: what every kind of step has."""
 
-    def __init__(self, inputs: InputMetadataV41, caches: Caches, backend: Backend, ropes: RopeTables) -> None:
+    def __init__(self, inputs: InputMetadataV41 | None, caches: Caches, backend: Backend, ropes: RopeTables) -> None:
         self.inputs: Any = inputs  # the fields of a bound record are tensors, those of this phase are present
         self.taps: list[Tensor] | None = None
         """Where drafts are made: the mean stream ``[T, D]`` before each layer that the draft head reads."""
