@@ -18,6 +18,8 @@ ROOT = Path(__file__).parent
 TORCH = "torch==2.13.0"
 TORCHLESS = ("./contracts", "./native", "./deepinfer_core")
 PLUGINS = ("./plugins/deepinfer_cpu", "./plugins/deepinfer_v41", "./plugins/deepinfer_samplers")
+# Apart: TileLang is 180 MB on disk, and the first command of README.md has no use for it.
+CUDA = "./plugins/deepinfer_cuda"
 CHANGELOG_TOOLS = ("towncrier>=25.8",)
 # What users of the extras [audit], [chat] and [new-plugin] have as well.
 LIBRARIES = ("scipy>=1.11", "deepseek-recipe>=0.2,<0.3", "jinja2>=3.1")
@@ -86,6 +88,11 @@ def install_grammars(session: nox.Session) -> None:
     session.install("--compile-bytecode", "--no-deps", "-r", "requirements-xgrammar.txt")
 
 
+def install_cuda(session: nox.Session) -> None:
+    """Backend cuda with TileLang, beside the pinned torch. Last: its apache-tvm-ffi is older than that of grammars."""
+    session.install("--compile-bytecode", "-r", "requirements-cuda.txt")
+
+
 def built(session: nox.Session, *folders: str) -> list[str]:
     """Wheels of distributions, built once for each state of their sources: the C core takes a while to compile."""
     wheels = []
@@ -143,6 +150,7 @@ def tests(session: nox.Session) -> None:
     """The suite of every distribution and across them, with torch."""
     install_all(session, *TEST_TOOLS)
     install_grammars(session)
+    install_cuda(session)
     run_tests(session, "-m", "not slow")
 
 
@@ -169,6 +177,7 @@ def conformance(session: nox.Session) -> None:
         )
 
 
+DEVICE_TESTS = ("plugins/deepinfer_cuda/tests/device", "plugins/deepinfer_v41/tests")
 # Distribution -> what is installed for its tests, as wheels; and what is there to be listed, but for none of its needs.
 UNITS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "contracts": (TORCHLESS[:1], ()),
@@ -177,6 +186,7 @@ UNITS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cpu": ((*TORCHLESS, "./plugins/deepinfer_cpu"), ()),
     "samplers": ((*TORCHLESS, "./plugins/deepinfer_cpu", "./plugins/deepinfer_samplers"), ()),
     "v41": ((*TORCHLESS, *PLUGINS), ()),
+    "cuda": ((*TORCHLESS, "./plugins/deepinfer_cpu", CUDA), ()),
 }
 
 
@@ -185,7 +195,7 @@ UNITS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 def unit(session: nox.Session, distribution: str) -> None:
     """The tests of one distribution, with nothing installed but what it declares and its tests use."""
     needed, listed = UNITS[distribution]
-    torch = (TORCH,) if set(needed) & set(PLUGINS) else ()
+    torch = (TORCH,) if {*needed} & {*PLUGINS, CUDA} else ()
     session.install(*torch, *built(session, *needed), *TEST_TOOLS)
     if listed:
         session.install("--no-deps", *built(session, *listed))
@@ -225,6 +235,7 @@ def optimised(session: nox.Session) -> None:
     """The same behaviour under ``python -O``: nothing validates with assert. The nightly adds the numeric suites."""
     install_wheels(session, *TEST_TOOLS)
     install_grammars(session)
+    session.install(TORCH, *built(session, CUDA))
     # What the gate leaves to the nightly: the numeric comparisons, and tests that only start programs without -O.
     elsewhere = [f"--ignore=tests/{folder}" for folder in ("benchmarks", "docs", "mutants")]
     chosen = (
@@ -242,6 +253,7 @@ def wheels(session: nox.Session) -> None:
     """Build every wheel, install them into an empty venv, and generate from there, in a folder without the sources."""
     # Nothing is compiled ahead: two commands import a small part of it.
     session.install(TORCH, *built(session, *TORCHLESS, *PLUGINS))
+    session.install("--no-deps", *built(session, CUDA))  # listed, and no reason for auto to leave cpu
     session.chdir(session.create_tmp())
     session.run("deepinfer", "plugins")
     session.run("deepinfer", "generate", "--max-tokens", "16", "import os", env=TEST_ENV)
@@ -291,13 +303,40 @@ def ci(session: nox.Session) -> None:
 @nox.session
 def nightly(session: nox.Session) -> None:
     """The long tests: whole perplexity texts, every split, long random schedules; and all others under ``-O``. Then
-    each distribution's tests by themselves, what needs no torch on 3.11, and neighbouring versions."""
-    for name in ("torchless-3.11", "skew", *(f"unit({distribution})" for distribution in UNITS)):
+    each distribution's tests by themselves, what needs no torch on 3.11, neighbouring versions, and all kernels."""
+    for name in ("kernels", "torchless-3.11", "skew", *(f"unit({distribution})" for distribution in UNITS)):
         session.notify(name)
     install_all(session, *TEST_TOOLS)
     install_grammars(session)
+    install_cuda(session)
     run_tests(session, "-m", "slow", "--timeout", "3600")
     run_tests(session, "-m", "not slow and not compiled", python=("python", "-O"))
+
+
+@nox.session
+def kernels(session: nox.Session) -> None:
+    """Every kernel of backend cuda lowered and compiled for each architecture, without a GPU, and counted; registers
+    and spills of each go to build/kernels.json. Needs nvcc."""
+    session.install("--compile-bytecode", TORCH, *built(session, *TORCHLESS, "./plugins/deepinfer_cpu", CUDA))
+    report = ROOT / "build" / "kernels.json"
+    report.parent.mkdir(exist_ok=True)
+    session.run("python", "-m", "deepinfer_cuda.jit.survey", "--json", str(report), *session.posargs, env=TEST_ENV)
+
+
+@nox.session
+def cuda(session: nox.Session) -> None:
+    """On a machine with a GPU: kernels compiled, every test marked ``cuda``, and the conformance kit on backend cuda.
+    ``nox -s cuda --no-venv`` takes the environment that is active, with the torch that is in it."""
+    if session.venv_backend != "none":
+        install_all(session, *TEST_TOOLS)
+        install_cuda(session)
+    session.run("deepinfer", "doctor", "cuda")
+    session.run("python", "-m", "deepinfer_cuda.jit.warm")
+    session.run("python", "-m", "pytest", "-q", "-m", "cuda", *(session.posargs or DEVICE_TESTS))
+    session.chdir(session.create_tmp())
+    Path("pytest.ini").write_text("[pytest]\n")  # not the settings of the workspace around it
+    kit = ("--pyargs", "deepinfer_core.conformance", "--backend", "cuda", "--level", "full")
+    session.run("python", "-m", "pytest", "-q", *kit)
 
 
 @nox.session
