@@ -12,6 +12,13 @@ OTHERS = {
     "`-p deepinfer_core.conformance.pytest_plugin`",
 }
 
+OF_CUDA = {
+    "DEEPINFER_CUDA_CACHE": "folder of compiled kernels; default `deepinfer/cuda` in the user's cache folder",
+    "DEEPINFER_CUDA_VENDORS": "libraries whose kernels serve ops in place of our own, comma separated: `flashmla`, "
+    "`gemm`, `ep`, `deepselect`, `tile-kernels`; default: none",
+    "DEEPINFER_CUDA_CHECK_NAN": "1: look for NaN in the result of each op, slowly and without graphs; default: 0",
+}
+
 
 def environment_page() -> str:
     lines = [
@@ -27,6 +34,8 @@ def environment_page() -> str:
     named = sorted((declared.env_name(key), key, declared) for key, declared in settings_by_key().items())
     for variable, key, declared in named:
         lines.append(f"| `{variable}` | `{key}` | {declared.range_text()} | {cell(declared.help)} |")
+    lines += ["", "## Read by backend `cuda`", "", "| variable | what it does |", "| --- | --- |"]
+    lines += [f"| `{variable}` | {meaning} |" for variable, meaning in OF_CUDA.items()]
     lines += ["", "## Read by others", "", "| variable | what it does here |", "| --- | --- |"]
     lines += [f"| `{variable}` | {meaning} |" for variable, meaning in OTHERS.items()]
     return "\n".join(lines) + "\n"
