@@ -24,8 +24,9 @@ LAYERS = (2, 20)
 
 def storage_of(view: Any) -> Tensor:
     """All bytes behind ``view``, as a flat uint8 tensor on its device that shares the memory."""
-    tensor = view.tensor
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+    tensor: Tensor = view.tensor
+    count = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return tensor.as_strided((count,), (1,), 0).view(torch.uint8)
 
 
 def specs(kv: str, index: str, *, width: int = 512, index_width: int = 128, block: int = 128, ring: int = 134,

@@ -36,6 +36,7 @@ from deepinfer_cpu.ops import (
     transform,
     verify,
 )
+from deepinfer_cpu.rounding import constants
 from deepinfer_cpu.scalars import HOST
 from deepinfer_cpu.sync_guard import NoSync
 
@@ -115,6 +116,18 @@ def capabilities() -> Capabilities:
     )
 
 
+def _capabilities_on(device: torch.device) -> Capabilities:
+    """Those of the plain ops elsewhere: its products may sum a row in another order in a larger batch."""
+    here = capabilities()
+    return attrs.evolve(
+        here,
+        device_type=device.type,
+        memory_bytes=0,
+        features=here.features - {"engram_host_storage", "batch_invariant"},
+        determinism={**here.determinism, "batch_invariant": False},
+    )
+
+
 def _memory_bytes() -> int:
     """Physical memory of the host; 0 where the platform does not say."""
     import os
@@ -138,8 +151,10 @@ class CpuBackend:
         if device.type == "cpu":
             self._threads_before = torch.get_num_threads()
             torch.set_num_threads(num_threads)
+        else:
+            constants(device)  # tables are copied there now: no step waits for that
         self.device = device
-        self.capabilities = attrs.evolve(capabilities(), device_type=device.type)
+        self.capabilities = capabilities() if device.type == "cpu" else _capabilities_on(device)
         self.ops: Mapping[str, Callable[..., Any]] = ops_on(device)
         self.plan: Mapping[str, str] = dict.fromkeys(OPS, DISTRIBUTION)
         groups: dict[str, dict[str, Callable[..., Any] | None]] = {}

@@ -87,7 +87,8 @@ class _Methods(TorchFunctionMode):
 def _needs_a_size(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether the op must learn from the device how many rows its result has."""
     if name == "aten::repeat_interleave":
-        return kwargs.get("output_size") is None
+        each_alike = len(args) > 1 and isinstance(args[1], int)
+        return kwargs.get("output_size") is None and not each_alike
     if name == "aten::where":
         return len(args) == 1  # the indices of what is set
     if name == "aten::index":

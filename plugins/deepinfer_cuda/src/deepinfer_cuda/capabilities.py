@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deepinfer_core.types import Capabilities
 
-_FEATURES = {"graphs", "fp4_cache", "fp8_index_f32sf", "engram_host_storage", "deterministic_sampling"}
+_FEATURES = {"fp4_cache", "fp8_index_f32sf", "engram_host_storage", "deterministic_sampling"}
 
 
 def capabilities(arch: str, *, memory_bytes: int = 0, count: int = 1) -> Capabilities:

@@ -53,7 +53,7 @@ class Block:
 
         def experts(x: Tensor) -> Tensor:
             normed, quantised = self._normed(x, self._ffn_norm)
-            return self._moe(normed, quantised, step.force_random)
+            return self._moe(normed, quantised, step.force_random, step.valid)
 
         stream, mix = self._attn_streams(stream, mix, attend)
         return self._ffn_streams(stream, mix, experts)

@@ -42,17 +42,26 @@ class DecodeStep(BackboneStep):
         )
         return out
 
+    @property
+    def valid(self) -> Tensor | None:
+        """A step that was made for more rows than it has must not send the others to experts. On the host there is none
+        of that kind."""
+        rows: Tensor | None = self.inputs.valid_token_mask
+        return None if self._on_host else rows
+
     def visible(self, ratio: int) -> Tensor:
         count: Tensor = self.inputs.klen[ratio]
         return count
 
     def scores(self, q: Any, weight: Tensor, plan: LayerPlan, candidates: Tensor | None, block: int) -> Tensor:
+        keys, table = self.view("index", plan.kv_source), self.inputs.block_tables
         out: Tensor = self._index.logits(
             q,
             weight,
-            self.view("index", plan.kv_source),
+            keys,
             context_lens=self.inputs.klen[plan.ratio],
-            block_table=self.inputs.block_tables,
+            block_table=table,
+            max_k=None if self._on_host else table.shape[1] * keys.page,  # the longest row is known to the device only
             candidates=candidates,
             block=block,
         )

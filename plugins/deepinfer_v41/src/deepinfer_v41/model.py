@@ -45,6 +45,10 @@ class V41Model:
     :param backtrack: Positions that can be rolled back at least, as in the specs of the caches.
     """
 
+    static_decode = True
+    """The shapes of a decode step follow from those of its inputs, and nothing in it reads a value on the host: a
+    backend may capture it once for a number of rows."""
+
     def __init__(
         self,
         config: V41Config,

@@ -33,6 +33,7 @@ class PrefillStep(BackboneStep):
         self._dtype = dtype
         self._window_index = self._meta.window_index_prefill(inputs.swa_pivots, window)
         self._window_rows = int(inputs.total_k_swa) + int(inputs.total_q)
+        self._entry_rows: dict[int, Tensor] = {}
         self._visible: dict[int, Tensor] = {}
         self._main: dict[int | None, Tensor] = {}
         self._index_keys: dict[int | None, Any] = {}
@@ -51,7 +52,7 @@ class PrefillStep(BackboneStep):
             latent,
             state,
             i.state_slot_idx,
-            None,
+            self._sequence_of_entries(ratio),
             i.cu_seqlens_q,
             i.cu_seqlens_k,
             i.cu_compressed_q[ratio],
@@ -59,6 +60,14 @@ class PrefillStep(BackboneStep):
             dtype=dtype,
         )
         return out
+
+    def _sequence_of_entries(self, ratio: int) -> Tensor:
+        """Sequence of each of ``entry_slots``, i32."""
+        if ratio not in self._entry_rows:
+            counts, rows = self.inputs.cu_compressed_q[ratio].diff(), self.entry_slots(ratio).shape[0]
+            numbers = torch.arange(counts.shape[0], dtype=torch.int32, device=counts.device)
+            self._entry_rows[ratio] = torch.repeat_interleave(numbers, counts, output_size=rows)
+        return self._entry_rows[ratio]
 
     def visible(self, ratio: int) -> Tensor:
         if ratio not in self._visible:
@@ -74,8 +83,8 @@ class PrefillStep(BackboneStep):
         if source not in self._index_keys:
             self._index_keys[source] = self._gather("index", source, ratio)
         span = (self.inputs.ks[ratio], self.inputs.ke[ratio])
-        keys = self._index_keys[source]
-        out: Tensor = self._index.logits(q, weight, keys, span=span, candidates=candidates, block=block)
+        keys, most = self._index_keys[source], None if self._on_host else int(self.inputs.total_k_main[ratio])
+        out: Tensor = self._index.logits(q, weight, keys, span=span, max_k=most, candidates=candidates, block=block)
         return out
 
     def select(self, entries: Tensor, plan: LayerPlan) -> None:

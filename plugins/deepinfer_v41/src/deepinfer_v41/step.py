@@ -33,6 +33,7 @@ class Step(ABC):
         self._fused = backend.transform.fused  # type: ignore[attr-defined]
         self._meta = backend.meta  # type: ignore[attr-defined]
         self._ropes = ropes
+        self._on_host = backend.device.type == "cpu"
         self._rope: dict[int, Rope] = {}
 
     def view(self, name: str, layer: int | None) -> CacheView:
@@ -44,6 +45,11 @@ class Step(ABC):
         """i32 ``[T]``."""
         positions: Tensor = self.inputs.positions
         return positions
+
+    @property
+    def valid(self) -> Tensor | None:
+        """bool ``[T]``: rows that belong to a request; None: all, or it does not matter."""
+        return None
 
     @property
     def force_random(self) -> Tensor | None:

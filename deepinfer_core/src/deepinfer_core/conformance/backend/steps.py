@@ -36,7 +36,7 @@ def step_calls(backend: Any, device: torch.device, generator: torch.Generator) -
     scores = rand(ROWS, 40, dtype=torch.float32)
     ends = torch.full((ROWS,), 40, dtype=torch.int32, device=device)
     logits = rand(ROWS, 64, dtype=torch.float32)
-    segments = torch.tensor([[0, 0, 4, 0], [-1, 0, 2, 4]], dtype=torch.int32)
+    segments = torch.tensor([[0, 0, 4, 0], [-1, 0, 2, 4]], dtype=torch.int32, device=device)
     seeds = torch.arange(ROWS, dtype=torch.int64, device=device)
     chances = torch.log_softmax(logits, -1)
     return {

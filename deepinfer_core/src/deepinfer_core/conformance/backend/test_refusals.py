@@ -249,8 +249,14 @@ CASES = [
 ]  # fmt: skip
 
 
+BY_VALUE = {("sample.verify", "rows"), ("sample.verify", "request without a row")}
+"""Faults that only values show: nobody looks at those of an accelerator before an op runs."""
+
+
 @pytest.mark.parametrize(("op", "case"), CASES)
 def test_bad_calls_are_refused_before_anything_is_written(parts: Parts, op: str, case: str) -> None:
+    if (op, case) in BY_VALUE and parts.device.type != "cpu":
+        pytest.skip("the values that are wrong lie on the device")
     arenas = [Arena.of(view, width) for view, width in ((parts.main, D), (parts.index, DI), (parts.swa, D))]
     args, kw = BAD[op][case](parts)
     require_refused(parts.backend.ops, op, case, *args, **kw)

@@ -35,7 +35,7 @@ class Dispatched:
 
     :ivar segments: (expert, begin, end) of each expert that has rows, where the host knows them.
     :ivar expert: int64 ``[M]``, expert of each row, where only the device does; then M is tokens times k, the rows of
-        masked choices come last, and their expert is one that does not exist.
+        masked choices come last, with weight 0 and an expert that does not exist.
     """
 
     x: Tensor
@@ -90,7 +90,7 @@ def gate(
     _check_gate(x, w, bias, k, temperature, bias_image, image_rows, mask)
     logits = product(x if x.dtype == torch.float32 else x.float(), w.matrix)
     if temperature != 1.0:
-        logits = logits / temperature
+        logits = logits / f32(temperature, x.device)
     scores = sqrt_softplus(logits)
     ranked = scores + bias
     if image_rows is not None and bias_image is not None:
@@ -179,7 +179,8 @@ def _dispatch_on_device(values: Tensor, idx: Tensor, weight: Tensor, dtype: torc
     rows = rows.masked_fill_(idx.reshape(-1) < 0, -1).view(tokens, k).sort(dim=1).values
     handle = Handle(rows=rows, tokens=tokens, sent=tokens * k, masked=True, dtype=dtype)
     chosen = values.index_select(0, order.div(max(k, 1), rounding_mode="floor"))
-    return Dispatched(chosen, weight.reshape(-1).index_select(0, order), (), handle, expert)
+    weight = weight.reshape(-1).index_select(0, order).masked_fill_(expert == _NO_EXPERT, 0.0)
+    return Dispatched(chosen, weight, (), handle, expert)
 
 
 def swiglu(

@@ -162,6 +162,7 @@ def fused(
     :param hadamard: the scale of the transform.
     :param cast: ``(fmt, group, sf)``: the result is a QuantTensor.
     :param store: ``(view, slots)``: quantise by the view's format and write; the result is None.
+    :param out: where the result goes; it may be ``x``, and then what no stage changes is left alone.
     :param copy_stage: also return the value after ``norm``, after ``transform`` (before the cast), or ``cast_back``:
         what was stored or cast, dequantised and rounded to the dtype of ``x``.
     :returns: the result, or ``(result, copy)`` when ``copy_stage`` is given.
@@ -183,7 +184,8 @@ def fused(
     y = x if norm is None else normalise(x, norm[0], norm[1])
     copy = y if copy_stage == "norm" else None
     if rope is not None:
-        y = rotary(y, rope, out=y if y is not x and copy is None else None)
+        mine = y is not x or out is x
+        y = rotary(y, rope, out=y if mine and copy is None else None)
     if hadamard is not None:
         y = _hadamard(y, hadamard)
     if copy_stage == "transform":
@@ -199,7 +201,7 @@ def fused(
         if copy_stage == "cast_back":
             copy = result.values.to(x.dtype)
     elif out is not None:
-        result = out.copy_(y)
+        result = y if y is out else out.copy_(y)
     return result if copy_stage is None else (result, copy)
 
 

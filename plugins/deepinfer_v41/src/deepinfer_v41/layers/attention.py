@@ -48,7 +48,8 @@ class Attention:
         latent, latent_q = self._rms(low[:, : self._rank], self._q_norm, eps=self._eps, cast=self._cast)
         up = self._dense(latent if latent_q is None else latent_q, self._up)
         width = self._heads * self._width
-        q = self._fused(up[:, :width].view(len(up), self._heads, self._width), rope=(turn, False))
+        q = up[:, :width].view(len(up), self._heads, self._width)
+        self._fused(q, rope=(turn, False), out=q)  # in place: only a part of each head turns
         new_keys = step.store_window(low[:, self._rank :], self._kv_norm, turn, self._plan.layer)
         if isinstance(step, BackboneStep):
             if self._compressor is not None:
@@ -56,7 +57,7 @@ class Attention:
             if self._indexer is not None:
                 self._indexer(up[:, width:], x, step)
         out = step.attend(q, new_keys, self._plan, scale=self._scale, sink=self._sink)
-        out = self._fused(out, rope=(turn, True))
+        self._fused(out, rope=(turn, True), out=out)
         z = self._einsum(out.view(len(out), self._groups, -1), self._wo_a).flatten(1)
         if self._cast is not None:
             fmt, group, sf = self._cast

@@ -38,7 +38,8 @@ class ConfidenceHead:
     def __init__(self, prefix: str, temperatures: Sequence[float], weights: WeightStore, backend: Backend) -> None:
         self._dense = backend.gemm.dense  # type: ignore[attr-defined]
         self._proj = weights.dense(f"{prefix}.proj")
-        self._temperatures = tuple(temperatures)
+        # Tensors: a device divides by a number of the host by multiplying with its rounded reciprocal.
+        self._temperatures = torch.tensor(tuple(temperatures), dtype=torch.float32, device=backend.device).unbind(0)
 
     def __call__(self, k: int, row: Tensor, embedded: Tensor) -> Tensor:
         """``row [N, D]`` and ``embedded [N, rank]`` -> f32 ``[N]`` in [0, 1]; 0 where a row is not finite."""

@@ -35,8 +35,11 @@ class MoE:
         self._shared_up = weights.dense(f"{prefix}.shared_experts.w1", f"{prefix}.shared_experts.w3")
         self._shared_down = weights.dense(f"{prefix}.shared_experts.w2")
 
-    def __call__(self, x: Tensor, quantised: Any, force_random: Tensor | None = None) -> Tensor:
-        """``x [T, D]`` normed, and the same rows as the GEMMs take them -> ``[T, D]``."""
+    def __call__(
+        self, x: Tensor, quantised: Any, force_random: Tensor | None = None, valid: Tensor | None = None
+    ) -> Tensor:
+        """``x [T, D]`` normed, and the same rows as the GEMMs take them -> ``[T, D]``. Rows that are not ``valid`` go$
+        to no routed expert."""
         index, weight = self._moe.gate(
             x,
             self._gate,
@@ -44,6 +47,7 @@ class MoE:
             k=self._k,
             scale=self._scale,
             temperature=self._temperature,
+            mask=valid,
             force_random=force_random,
         )
         dispatched = self._moe.dispatch(quantised, index, weight)
