@@ -22,6 +22,7 @@ def raising(exc):
 @pytest.fixture
 def device(monkeypatch):
     """``device(alive)``: whether it answers after the fault."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return lambda alive: monkeypatch.setattr(faults, "is_alive", lambda: alive)
 
 
@@ -65,6 +66,13 @@ def test_a_launch_that_is_refused_loses_nothing(device):
     device(True)
     with pytest.raises(RuntimeError, match="invalid configuration argument"):
         call(RuntimeError("CUDA error: invalid configuration argument"))
+
+
+def test_a_device_is_not_asked_while_a_graph_is_captured(monkeypatch, device):
+    device(False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="operation not permitted when stream is capturing"):
+        call(RuntimeError("CUDA error: operation not permitted when stream is capturing"))
 
 
 @pytest.mark.parametrize("exc", [ValueError("expected 3 inputs"), ShapeContractError("x"), KeyError("a")])

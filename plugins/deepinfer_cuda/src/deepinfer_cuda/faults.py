@@ -54,7 +54,8 @@ def typed(op: str, exc: Exception) -> DeepInferError | None:
         )
     if not isinstance(exc, torch.AcceleratorError) and not any(word in text for word in _OF_DEVICE):
         return None
-    if is_alive():
+    # While a graph is captured, nothing may wait for the device; whoever captures runs the step op by op instead.
+    if torch.cuda.is_current_stream_capturing() or is_alive():
         return None
     return DeviceLost(
         f"{op}: the device is lost",
