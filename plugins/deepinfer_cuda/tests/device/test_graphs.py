@@ -85,11 +85,10 @@ def test_a_graph_that_nobody_holds_is_given_back(runtime, cuda):
     assert runtime._graphs.count == 0
 
 
-def answers(*, static=True, **settings):
+def answers(**settings):
     """Tokens of the shipped model on the device, and the graphs that were recorded."""
     given = {"backend": "cuda", "max_num_seqs": 5, "block_size": 16, "max_model_len": 128, **settings}
     assembly = assemble(EngineConfig.resolve(given, environ={}, flag_origin="argument"), announce=None)
-    assembly.model.static_decode = static
     with LLM.from_assembly(assembly) as llm:
         outputs = llm.generate(PROMPTS, PARAMS)
         llm.built.engine.core.audit()

@@ -49,6 +49,9 @@ class V41Model:
     """The shapes of a decode step follow from those of its inputs, and nothing in it reads a value on the host: a
     backend may capture it once for a number of rows."""
 
+    static_decode = True
+    """A decode step reads its rows and the caches: its work depends on shapes only."""
+
     def __init__(
         self,
         config: V41Config,
@@ -185,6 +188,7 @@ class V41Model:
     @torch.inference_mode()
     def draft_rows(self, inputs: InputMetadata, sampled_ids: Tensor, accepted: Tensor | None) -> Mapping[str, Tensor]:
         """The rows of the blocks of all requests, by name; a fixed number of entries for each request."""
+        self._require_draft_head()
         config = self.config
         last, slot = last_known(inputs, accepted)
         rows: Mapping[str, Tensor] = self._backend.meta.draft_inputs(  # type: ignore[attr-defined]
@@ -202,12 +206,15 @@ class V41Model:
     @torch.inference_mode()
     def propose(self, rows: Mapping[str, Tensor], caches: Caches) -> V41DraftBlock:
         """The drafts that follow from :meth:`draft_rows`."""
-        head, config = self._draft_head, self.config
-        if head is None:
-            raise ModelError("the model was made without its draft head", remedy="make it with draft_tokens above 0")
+        head, config = self._require_draft_head(), self.config
         step = DraftStep(caches, self._backend, self._ropes, config, rows)
         embedded = torch.index_select(self._embed, 0, rows["input_ids"])
         return head.propose(step, embedded, config.hc_mult, self.logits)
+
+    def _require_draft_head(self) -> DraftHead:
+        if self._draft_head is None:
+            raise ModelError("the model was made without its draft head", remedy="make it with draft_tokens above 0")
+        return self._draft_head
 
     def _step(self, inputs: Any, caches: Caches) -> BackboneStep:
         config = self.config
