@@ -49,9 +49,6 @@ class V41Model:
     """The shapes of a decode step follow from those of its inputs, and nothing in it reads a value on the host: a
     backend may capture it once for a number of rows."""
 
-    static_decode = True
-    """A decode step reads its rows and the caches: its work depends on shapes only."""
-
     def __init__(
         self,
         config: V41Config,
