@@ -13,8 +13,8 @@ from deepinfer_core.types import CacheLayer, CacheSpec
 from deepinfer_cuda.device.runtime import DeviceRuntime
 
 pytestmark = pytest.mark.cuda
-LONG = 200_000_000
-"""Clock cycles of a kernel that only waits: about a tenth of a second."""
+LONG = 1_000_000_000
+"""Clock cycles of a kernel that only waits: about half a second."""
 SPECS = [
     CacheSpec("main", "main", [CacheLayer(2, 64, "v41_fp4", 512, 2), CacheLayer(4, 128, "v41", 512)]),
     CacheSpec("index", "index", [CacheLayer(2, 64, "index_fp4", 128, 2), CacheLayer(4, 128, "index_mxfp8", 128)]),
@@ -88,7 +88,7 @@ def test_binding_waits_for_nothing_that_runs(runtime):
             runtime.bind_inputs(record(64, i))
         took = time.perf_counter() - start
     assert not busy.query()
-    assert took < 0.03
+    assert took < 0.1
     runtime.wait(busy)
 
 

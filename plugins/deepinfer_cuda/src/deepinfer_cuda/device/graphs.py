@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
@@ -67,17 +67,30 @@ class Graphs:
             graph.capture_begin(pool=self._pool, capture_error_mode=ERROR_MODE)
             try:
                 call()
-            except torch.cuda.OutOfMemoryError:
-                _end(graph)
-                raise
             except Exception as exc:
-                _end(graph)
+                self._leave(graph)
+                if isinstance(exc, torch.cuda.OutOfMemoryError):
+                    raise
                 raise _refusal(exc) from exc
             try:
                 graph.capture_end()
             except RuntimeError as exc:
+                self._end_allocation()
                 raise _refusal(exc) from exc
         return graph
+
+    def _leave(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Leave a capture that has failed; its own complaint says less than what made it fail."""
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            self._end_allocation()
+
+    def _end_allocation(self) -> None:
+        """What ``capture_end`` leaves out where it raises: the stream still allocates from the pool, and holds it."""
+        index = self._queues.device.index
+        torch._C._cuda_endAllocateToPool(index, self._pool)
+        torch._C._cuda_releasePool(index, self._pool)
 
     @property
     def count(self) -> int:
@@ -102,12 +115,6 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def _end(graph: torch.cuda.CUDAGraph) -> None:
-    """Leave a capture that has failed; its own complaint says less than what made it fail."""
-    with suppress(RuntimeError):
-        graph.capture_end()
 
 
 def _refusal(exc: Exception) -> GraphCaptureError:
