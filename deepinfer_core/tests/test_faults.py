@@ -22,7 +22,7 @@ from engine_toys import (
     toy_llm,
 )
 
-from deepinfer_core.errors import BackendError, CapacityError, DeviceLost, EngineError, NotSupported
+from deepinfer_core.errors import BackendError, CapacityError, DeviceLost, EngineError, NanFound, NotSupported
 from deepinfer_core.llm import LLM
 from deepinfer_core.parameters.sampling_params import SamplingParams
 
@@ -459,3 +459,24 @@ def test_no_memory_in_one_step_ends_its_requests_and_names_op_and_layer() -> Non
     for error in failed:
         assert error.reason == "E_CAPACITY: moe.experts: the device has no memory left in layer 2"
         assert (error.details["code"], error.details["op"], error.details["layer"]) == ("E_CAPACITY", "moe.experts", 2)
+
+
+def test_a_nan_in_an_op_names_the_requests_whose_rows_hold_it() -> None:
+    """Three prompts of 6, 4 and 5 tokens are filled in one step."""
+
+    def fault(method: str, call: int, go: Callable[[], Any]) -> Any:
+        if call == 1:
+            raise NanFound("norm.rms gave NaN", details={"op": "norm.rms", "rows": [3, 11, 14], "of": 15, "layer": 5})
+        return go()
+
+    prompts = [prompts_of(1, length, seed=length)[0] for length in (6, 4, 5)]
+    with faulty_llm("forward", fault) as llm:
+        outputs = llm.generate(prompts, PARAMS)
+        check_idle(llm)
+    for output in outputs:
+        assert output.error is not None
+        names = [outputs[0].request_id, outputs[2].request_id]
+        assert output.error.details["requests"] == names
+        assert output.error.reason == (
+            f"E_NAN: norm.rms gave NaN in layer 5; the rows are of requests {names[0]}, {names[1]}"
+        )

@@ -30,7 +30,7 @@ from deepinfer_core.pipeline.draft_report import DraftCounter, DraftReport
 from deepinfer_core.pipeline.faults import internal_fault
 from deepinfer_core.pipeline.forward import forward
 from deepinfer_core.pipeline.meter import StepMeter, StepObserver
-from deepinfer_core.pipeline.record import launch
+from deepinfer_core.pipeline.record import launch, name_requests
 from deepinfer_core.pipeline.sample import sample
 from deepinfer_core.pipeline.schedule import schedule
 from deepinfer_core.requests.admission import Admission
@@ -308,6 +308,7 @@ class Engine:
                 raise refused(parts, err) from err
         except StepFault as fault:
             error = fault.error(record.step_id)
+            name_requests(record, fault, error, self._live)
             if isinstance(fault.cause, DeviceLost):
                 raise error from fault  # no step runs any more, and no cache holds what it held
             try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from attrs import define, field
 
+from deepinfer_core.errors import DeepInferError, NanFound
 from deepinfer_core.pipeline.faults import StepFault
 from deepinfer_core.records import SchedulerOutputs, StepKind
 from deepinfer_core.requests.request_parts import NO_PARTS, RequestParts
@@ -73,6 +75,18 @@ class StepRecord:
         """Whether a row of this step ends its prompt or decodes."""
         return not self.is_prefill or bool(self.outputs.is_last_chunk.any())
 
+    def uids_of(self, rows: Sequence[int]) -> list[int]:
+        """The requests that rows of the step belong to, in row order; rows beyond its own belong to none."""
+        ends = accumulate(self.outputs.seqlens_q.tolist())
+        wanted = iter(sorted({row for row in rows if 0 <= row < self.num_tokens}))
+        row, found = next(wanted, None), []
+        for uid, end in zip(self.uids, ends, strict=True):
+            if row is not None and row < end:
+                found.append(uid)
+            while row is not None and row < end:
+                row = next(wanted, None)
+        return found
+
     @property
     def ended_prompts(self) -> list[int]:
         """The requests whose prompt ends in this step."""
@@ -87,3 +101,13 @@ def launch(phase: Callable[..., None], parts: Any, core: Any, record: StepRecord
         phase(parts, core, record, *more)
     except StepFault as fault:
         record.fault = fault
+
+
+def name_requests(record: StepRecord, fault: StepFault, error: DeepInferError, live: Mapping[int, Any]) -> None:
+    """Add whose rows hold a NaN that an op gave; one over other rows than those of the step names none."""
+    cause = fault.cause
+    rows = cause.details.get("rows") if isinstance(cause, NanFound) else None
+    if isinstance(cause, NanFound) and isinstance(rows, list) and cause.details.get("of") == record.num_tokens:
+        named = [live[uid].request_id for uid in record.uids_of(rows) if uid in live]
+        error.details["requests"] = named
+        error.reason += f"; the rows are of request{'' if len(named) == 1 else 's'} {', '.join(map(str, named))}"

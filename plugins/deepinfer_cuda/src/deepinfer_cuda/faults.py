@@ -119,5 +119,5 @@ def _nan(op: str, tensor: Tensor, rows: list[int]) -> NanFound:
         f"{op} gave NaN in {len(rows)} of {tensor.shape[0] if tensor.dim() else 1} rows: {shown}",
         reason="no op before it in this step gave one",
         remedy="check the checkpoint, and compare with --numeric-mode exact or --backend cpu",
-        details={"op": op, "rows": rows, "backend": "cuda"},
+        details={"op": op, "rows": rows, "of": tensor.shape[0] if tensor.dim() else 1, "backend": "cuda"},
     )
