@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 import torch
 from v41_driver import Driver, Proposal
+from v41_golden import PROMPTS, sure
 from v41_models import SHIPPED, cpu_backend, make_driver, manifest
 from v41_recording import PatchedBackend, higher_ties
 from v41_speculation import speculate_together
 
-PROMPTS = {p["id"]: p for p in manifest()["prompts"]}
 FP32 = ["plain", "kvq"]
-CLOSE = 1e-3
-"""A gap between the two best tokens below which either may be the draft."""
 BEHIND_A_FLIPPED_CODE = {"len127", "len200", "len600"}
 """Prompts in which a cache value lies at a rounding midpoint (kvq), so that confidences move by up to 1e-3."""
 
@@ -34,11 +32,6 @@ def proposal(variant: str, prompt: str, chunk: int = 4096) -> Proposal:
     got = driver.draft([PROMPTS[prompt][variant]["anchor"]])
     driver.close(sequence)
     return got
-
-
-def sure(gaps: list[float]) -> int:
-    """Drafts before the first close call; those behind it may follow another one."""
-    return next((i for i, gap in enumerate(gaps) if gap < CLOSE), len(gaps))
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)

@@ -3,45 +3,15 @@
 from __future__ import annotations
 
 import functools
-import math
 
 import pytest
-import torch
-from tokenizers import Tokenizer
-from v41_models import GOLDEN, SHIPPED, manifest, shipped
-
-ROW = 511
-
-
-@functools.cache
-def rows() -> list[list[int]]:
-    tokenizer = Tokenizer.from_file(str(SHIPPED / "tokenizer.json"))
-    ids = tokenizer.encode((GOLDEN / "ppl.txt").read_text(encoding="utf-8"), add_special_tokens=False).ids
-    return [[0, *ids[i : i + ROW]] for i in range(0, len(ids), ROW)]
-
-
-def row_nll(variant: str, batch: list[list[int]]) -> list[float]:
-    """Mean negative log likelihood of each row, all rows in one prefill step."""
-    driver = shipped(variant)
-    sequences = [driver.open(ids) for ids in batch]
-    hidden = driver.run([(s, len(s.tokens)) for s in sequences], prompt=True)
-    out, at = [], 0
-    for s in sequences:
-        n = len(s.tokens)
-        logprobs = driver.model.logits(hidden[at : at + n - 1]).log_softmax(-1)
-        out.append(-float(logprobs.gather(1, torch.tensor(s.tokens[1:])[:, None]).mean()))
-        at += n
-    driver.close(*sequences)
-    return out
+from v41_models import manifest
+from v41_perplexity import ROW, first_tokens, row_nll, rows, weighted
 
 
 @functools.cache
 def all_rows(variant: str) -> list[float]:
     return [nll for i in range(0, len(rows()), 8) for nll in row_nll(variant, rows()[i : i + 8])]
-
-
-def weighted(nll: list[float], lengths: list[int]) -> float:
-    return math.exp(sum(x * n for x, n in zip(nll, lengths, strict=True)) / sum(lengths))
 
 
 def test_text_splits_into_the_stored_tokens():
@@ -75,9 +45,6 @@ def test_whole_text_has_the_stored_perplexity(variant):
 @pytest.mark.timeout(900)
 def test_released_perplexity_of_the_first_16384_tokens():
     want = manifest()["spread_against_fp32_kvq"]["bf16, emulated FP8 activations"]
-    whole, left = divmod(16384, ROW)
-    nll = [x for i in range(0, whole, 8) for x in row_nll("released", rows()[i : min(i + 8, whole)])]
-    nll.append(row_nll("released", [rows()[whole][: left + 1]])[0])
-    got = weighted(nll, [ROW] * whole + [left])
+    got = first_tokens("released", 16384)
     print(f"perplexity released: {got:.4f}")
     assert abs(got - want["perplexity of the first 16384 tokens"]) < 0.05

@@ -118,8 +118,9 @@ class Driver:
         self, sampled: Sequence[int], accepted: Sequence[int] | None = None, count: int | None = None
     ) -> Proposal:
         """The greedy drafts of the last step: of each request, the token that it sampled and the drafts it accepted."""
-        kept = None if accepted is None else torch.tensor(accepted, dtype=torch.int32)
-        previous = torch.tensor(sampled, dtype=torch.int32)
+        device = self.backend.device
+        kept = None if accepted is None else torch.tensor(accepted, dtype=torch.int32, device=device)
+        previous = torch.tensor(sampled, dtype=torch.int32, device=device)
         block = self.model.draft(None, self.inputs, previous, kept, self.caches)
         logits, confidences, drawn = [], [], []
         for k in range(self.model._draft_tokens if count is None else count):
@@ -128,15 +129,15 @@ class Driver:
             logits.append(row)
             confidences.append(confidence)
             drawn.append(previous)
-        return Proposal(torch.stack(drawn, 1), torch.stack(confidences, 1), torch.stack(logits, 1))
+        return Proposal(*(torch.stack(parts, 1).cpu() for parts in (drawn, confidences, logits)))
 
     def all_logits(self, ids: Sequence[int], *, chunk: int = 4096, split: int | None = None, q: int = 1) -> Tensor:
-        """Logits of every row: ``ids[:split]`` prefilled in chunks, the rest fed to decode steps of ``q`` rows."""
+        """Logits of every row, on the host: ``ids[:split]`` prefilled in chunks, the others decoded ``q`` at a time."""
         s = self.open(ids)
         split = len(ids) if split is None else split
         hidden = torch.cat(self.prefill(s, split, chunk) + self.decode(s, len(ids), q))
         self.close(s)
-        return self.model.logits(hidden)
+        return self.model.logits(hidden).cpu()
 
     def greedy_batch(self, prompts: Sequence[Sequence[int]], steps: int) -> tuple[list[list[int]], list[list[float]]]:
         """Best tokens of each step, and their distance to the second best, for several prompts in one batch."""

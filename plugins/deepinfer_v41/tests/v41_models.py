@@ -50,6 +50,18 @@ def cpu_backend() -> Any:
     return cpu.create()
 
 
+@functools.cache
+def backend_named(name: str) -> Any:
+    """``cpu``, or an installed backend for tests on its device."""
+    if name == "cpu":
+        return cpu_backend()
+    from deepinfer_core.plugins.hooks import Hooks
+    from deepinfer_core.plugins.manager import current_manager
+
+    manager = current_manager()
+    return Hooks(manager).backend_create(manager.require("backend", name), None, manager.config)
+
+
 def make_driver(
     path: Path,
     variant: Variant,
@@ -90,20 +102,21 @@ def make_driver(
 
 
 @functools.cache
-def shipped(variant: Variant) -> Driver:
+def shipped(variant: Variant, on: str = "cpu") -> Driver:
     """The shipped checkpoint, ties by the model's rule."""
-    return make_driver(SHIPPED, variant)
+    return make_driver(SHIPPED, variant, backend=backend_named(on))
 
 
 @functools.cache
-def shipped_higher_ties(variant: Variant) -> Driver:
+def shipped_higher_ties(variant: Variant, on: str = "cpu", draft_tokens: int = 0) -> Driver:
     """The same with the golden values' tie rule."""
-    return make_driver(SHIPPED, variant, backend=PatchedBackend(cpu_backend(), {"index.topk": higher_ties}))
+    backend = PatchedBackend(backend_named(on), {"index.topk": higher_ties})
+    return make_driver(SHIPPED, variant, backend=backend, draft_tokens=draft_tokens)
 
 
 @functools.cache
-def recorded(variant: Variant, ties: Literal["lower", "higher"] = "higher") -> tuple[Driver, Recorder]:
+def recorded(variant: Variant, ties: Literal["lower", "higher"] = "higher", on: str = "cpu") -> tuple[Driver, Recorder]:
     """The shipped checkpoint with the given tie rule, and a recorder of what its ops answered."""
     config = plugin.deepinfer_model_match(card=card(SHIPPED)).payload.config
-    recorder = Recorder(cpu_backend(), config, {"index.topk": higher_ties} if ties == "higher" else {})
+    recorder = Recorder(backend_named(on), config, {"index.topk": higher_ties} if ties == "higher" else {})
     return make_driver(SHIPPED, variant, backend=recorder.backend), recorder

@@ -41,11 +41,11 @@ def higher_ties(topk: Any) -> Callable[..., Any]:
 
     def op(scores: Tensor, k: int, *, end: Tensor, offset: Tensor | None = None, **options: Any) -> Tensor:
         width = scores.shape[1]
-        columns = torch.arange(width)
+        columns = torch.arange(width, device=scores.device)
         s = scores.masked_fill((columns[None] >= end[:, None]) | torch.isinf(scores) & (scores < 0), float("-inf"))
         order = width - 1 - torch.sort(s.flip(1), dim=1, descending=True, stable=True).indices[:, :k]
         kept = torch.where(s.gather(1, order) > float("-inf"), order, width).sort(1).values
-        out = torch.full((len(scores), k), -1, dtype=torch.int32)
+        out = torch.full((len(scores), k), -1, dtype=torch.int32, device=scores.device)
         out[:, : kept.shape[1]] = torch.where(kept < width, kept, -1).int()
         return out if offset is None else torch.where(out >= 0, out + offset[:, None], out)
 
@@ -83,21 +83,21 @@ class Recorder:
     def _note(self, name: str, f: Any) -> Callable[..., Any]:
         def op(*args: Any, **options: Any) -> Any:
             out = f(*args, **options)
-            self.calls.setdefault(name, []).append(out[0] if isinstance(out, tuple) else out)
+            self.calls.setdefault(name, []).append((out[0] if isinstance(out, tuple) else out).cpu())
             return out
 
         return op
 
     def _note_stream(self, f: Any) -> Callable[..., Any]:
         def op(stream: Tensor, *args: Any, **options: Any) -> Any:
-            self.calls.setdefault("stream", []).append(stream)
+            self.calls.setdefault("stream", []).append(stream.cpu())
             return f(stream, *args, **options)
 
         return op
 
     def _note_before_engram(self, f: Any) -> Callable[..., Any]:
         def op(stream: Tensor, *args: Any, **options: Any) -> Any:
-            self.calls.setdefault("before_engram", []).append(stream)
+            self.calls.setdefault("before_engram", []).append(stream.cpu())
             return f(stream, *args, **options)
 
         return op
@@ -106,9 +106,9 @@ class Recorder:
         def op(*args: Any, **options: Any) -> Any:
             out = f(*args, **options)
             if options.get("copy_stage") == "cast_back":
-                self.calls.setdefault("window", []).append(out[1])
+                self.calls.setdefault("window", []).append(out[1].cpu())
             if options.get("cast") is not None:
-                self.calls.setdefault("query", []).append(out.values)
+                self.calls.setdefault("query", []).append(out.values.cpu())
             return out
 
         return op
