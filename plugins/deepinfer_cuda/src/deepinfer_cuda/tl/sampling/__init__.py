@@ -1,0 +1,1 @@
+"""Kernels of the sampler: the best token, the draw from a filtered row, masks."""
