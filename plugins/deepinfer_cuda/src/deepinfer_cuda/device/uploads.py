@@ -25,7 +25,7 @@ DTYPES: dict[np.dtype[Any], torch.dtype] = {
         "float16", "float32", "float64",
     )
 }  # fmt: skip
-NUMPY_OF_BYTES = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+WORDS: dict[int, type[np.generic]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 class Uploads:
@@ -45,112 +45,105 @@ class Uploads:
         """
         kind = type(record)
         bound = kind.__new__(kind)
-        batch = _Batch(self._device)
+        groups: dict[Any, _Group] = {}
         for name in _field_names(kind):
             value = getattr(record, name)
-            if value is not None and not isinstance(value, int | float):
-                value = batch.add(value, bound, name)
+            if value is not None and type(value) is not int:
+                value = self._collect(value, bound, name, groups)
             setattr(bound, name, value)
-        if batch.groups:
-            self._move(batch)
+        if groups:
+            self._move(list(groups.values()))
         return bound
 
-    def _move(self, batch: _Batch) -> None:
-        total = batch.layout()
+    def _collect(self, value: Any, target: Any, key: Any, groups: dict[Any, _Group]) -> Any:
+        """Note that ``target`` gets a view at ``key``; returns what is there until then."""
+        kind = type(value)
+        if kind is np.ndarray:
+            group = groups.get(value.dtype)
+            if group is None:
+                group = groups[value.dtype] = _Group.of(value.dtype)
+            group.arrays.append((value, value.shape, target, key))
+            return None
+        if kind is dict:
+            items = dict.fromkeys(value)
+            for inner, item in value.items():
+                if item is not None:
+                    items[inner] = self._collect(item, items, inner, groups)
+            return items
+        if kind is list:
+            listed: list[Any] = list(value)
+            for inner, item in enumerate(value):
+                if item is not None:
+                    listed[inner] = self._collect(item, listed, inner, groups)
+            return listed
+        if isinstance(value, Tensor) and value.device.type != self._device.type:
+            source = value.detach().contiguous()
+            words = source.reshape(-1).view(torch.uint8).numpy().view(WORDS[source.element_size()])
+            group = groups.setdefault(source.dtype, _Group(source.dtype))
+            group.arrays.append((words, tuple(source.shape), target, key))
+            return None
+        return value
+
+    def _move(self, groups: list[_Group]) -> None:
+        total = 0
+        for group in groups:
+            total = group.place(total)
         block = self._ring.take(total)
-        for group in batch.groups.values():
+        for group in groups:
             group.write(block.bytes)
         with self._queues.upload():
             memory = torch.empty(total, dtype=torch.uint8, device=self._device)
             memory.copy_(block.memory[:total], non_blocking=True)
         event = block.event = self._queues.uploaded(memory, block.spare_event)
-        for group in batch.groups.values():
+        for group in groups:
             group.hand_out(memory)
         self._queues.go_on_behind(event)
 
 
 class _Group:
-    """Arrays of one type, next to each other from ``offset`` on; sizes are in elements, and every second is padding."""
+    """Arrays of one type, next to each other from ``begin`` on; sizes are in elements, and every second is padding."""
+
+    __slots__ = ("_begin", "_dtype", "_end", "_sizes", "arrays")
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype, self._itemsize = dtype, dtype.itemsize
-        self._arrays: list[tuple[np.ndarray[Any, Any], tuple[int, ...], Any, Any]] = []
+        self._dtype = dtype
+        self.arrays: list[tuple[Any, tuple[int, ...], Any, Any]] = []
+        """(array, shape, where its view goes, at which key)"""
         self._sizes: list[int] = []
-        self.offset = 0
+        self._begin = self._end = 0
 
-    def add(self, flat: np.ndarray[Any, Any], shape: tuple[int, ...], target: Any, key: Any) -> None:
-        self._arrays.append((flat, shape, target, key))
-        count = len(flat)
-        self._sizes += (count, -count % (ALIGN // self._itemsize))
+    @classmethod
+    def of(cls, dtype: np.dtype[Any]) -> _Group:
+        found = DTYPES.get(dtype)
+        if found is None:
+            raise TypeError(f"an array of {dtype} has no tensor")
+        return cls(found)
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(self._sizes) * self._itemsize
+    def place(self, begin: int) -> int:
+        """Lay the arrays out from byte ``begin`` on; returns where the next group may begin."""
+        align = ALIGN // self._dtype.itemsize
+        for array, _, _, _ in self.arrays:
+            count = array.size
+            self._sizes += (count, -count % align)
+        self._begin, self._end = begin, begin + sum(self._sizes) * self._dtype.itemsize
+        return max(self._end, ALIGN)
 
-    def write(self, block: np.ndarray[Any, Any]) -> None:
-        words = block[self.offset : self.offset + self.num_bytes].view(NUMPY_OF_BYTES[self._itemsize])
-        at = 0
-        for i, (flat, _, _, _) in enumerate(self._arrays):
-            count = self._sizes[2 * i]
-            words[at : at + count] = flat
-            at += count + self._sizes[2 * i + 1]
+    def write(self, block: Any) -> None:
+        words = block[self._begin : self._end].view(WORDS[self._dtype.itemsize])
+        at, sizes = 0, iter(self._sizes)
+        for array, _, _, _ in self.arrays:
+            count = next(sizes)
+            words[at : at + count] = array.reshape(-1).view(words.dtype)
+            at += count + next(sizes)
 
     def hand_out(self, memory: Tensor) -> None:
-        pieces = memory[self.offset : self.offset + self.num_bytes].view(self._dtype).split_with_sizes(self._sizes)
-        for (_, shape, target, key), piece in zip(self._arrays, pieces[::2], strict=True):
-            _put(target, key, piece if len(shape) == 1 else piece.view(shape))
-
-
-class _Batch:
-    """The arrays of one record, by type."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.groups: dict[torch.dtype, _Group] = {}
-
-    def add(self, value: Any, target: Any, key: Any) -> Any:
-        """Note that ``target`` gets a view at ``key``; returns what is there until then."""
-        if isinstance(value, np.ndarray):
-            dtype = DTYPES.get(value.dtype)
-            if dtype is None:
-                raise TypeError(f"an array of {value.dtype} has no tensor")
-            self._note(value.reshape(-1).view(NUMPY_OF_BYTES[value.itemsize]), dtype, value.shape, target, key)
-        elif isinstance(value, Tensor):
-            if value.device.type == self._device.type:
-                return value
-            source = value.detach().contiguous()
-            flat = source.reshape(-1).view(torch.uint8).numpy().view(NUMPY_OF_BYTES[source.element_size()])
-            self._note(flat, source.dtype, tuple(source.shape), target, key)
-        elif isinstance(value, dict | list):
-            items: Any = dict(value) if isinstance(value, dict) else list(value)
-            for inner, item in items.items() if isinstance(items, dict) else enumerate(items):
-                if item is not None and not isinstance(item, int | float):
-                    items[inner] = self.add(item, items, inner)
-            return items
-        else:
-            return value
-        return None
-
-    def _note(self, flat: Any, dtype: torch.dtype, shape: tuple[int, ...], target: Any, key: Any) -> None:
-        group = self.groups.get(dtype)
-        if group is None:
-            group = self.groups[dtype] = _Group(dtype)
-        group.add(flat, shape, target, key)
-
-    def layout(self) -> int:
-        """Place the groups one behind the other; returns the bytes of all."""
-        total = 0
-        for group in self.groups.values():
-            group.offset = total
-            total += -(-group.num_bytes // ALIGN) * ALIGN
-        return max(total, ALIGN)
-
-
-def _put(target: Any, key: Any, value: Any) -> None:
-    if isinstance(target, dict | list):
-        target[key] = value
-    else:
-        setattr(target, key, value)
+        pieces = memory[self._begin : self._end].view(self._dtype).split_with_sizes(self._sizes)
+        for (_, shape, target, key), piece in zip(self.arrays, pieces[::2], strict=True):
+            view = piece if len(shape) == 1 else piece.view(shape)
+            if type(target) is dict or type(target) is list:
+                target[key] = view
+            else:
+                setattr(target, key, view)
 
 
 @cache
