@@ -14,6 +14,7 @@ import argparse
 import json
 from pathlib import Path
 
+import torch
 from device_bench.layers import run
 
 
@@ -29,6 +30,9 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, default=4096, help="rows; 0: none")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     args = parser.parse_args()
+    if args.backend == "cuda" and not torch.cuda.is_available():
+        print("no CUDA device: nothing measured")
+        return
     report = run(args)
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
