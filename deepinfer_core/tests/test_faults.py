@@ -480,3 +480,14 @@ def test_a_nan_in_an_op_names_the_requests_whose_rows_hold_it() -> None:
         assert output.error.reason == (
             f"E_NAN: norm.rms gave NaN in layer 5; the rows are of requests {names[0]}, {names[1]}"
         )
+
+
+def test_what_the_backend_knows_of_an_exception_takes_its_place() -> None:
+    backend = ToyBackend()
+    backend.explain_fault = lambda op, exc: DeviceLost(f"{op}: gone") if "CUDA" in str(exc) else None  # type: ignore[attr-defined]
+    for text, code in (("CUDA error", "E_DEVICE"), ("boom", None)):
+        model = Faulty(ToyModel(), raise_at(2, RuntimeError(text)), "forward")
+        with toy_llm(parts={"model": model, "backend": backend}) as llm:
+            [output] = llm.generate(prompts_of(1, 6), PARAMS)
+        assert output.error is not None
+        assert output.error.details.get("code") == code

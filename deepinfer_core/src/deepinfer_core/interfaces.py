@@ -71,6 +71,9 @@ class Backend(Protocol):
     launches and returns what launches it again, in the same memory; it raises GraphCaptureError for a call that cannot
     be recorded (setting ``graphs``). ``copy_all(targets, sources)`` copies tensors into others of the same shapes in as
     few launches as it can.
+
+    ``explain_fault(op, exc)`` gives the typed error (CapacityError, DeviceLost) that an exception
+    raised in the call ``op`` of any plugin stands for, or None.
     """
 
     name: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -67,13 +68,19 @@ class Boundary:
     """The line between the step loop and the plugins: what crosses it is named and checked."""
 
     owners: Owners
+    explain: Callable[[str, Exception], Exception | None] | None = None
+    """``Backend.explain_fault``, of a backend that has it."""
 
     def call(self, op: str) -> Call:
         """A context in which whatever ``op`` raises becomes a StepFault that names it."""
         return Call(self, op)
 
     def fault(self, op: str, err: Exception) -> StepFault:
-        return StepFault(op, err, self.owners.of(op))
+        """The fault of ``op``, with what the backend knows of ``err`` in its place."""
+        known = None if self.explain is None or isinstance(err, DeepInferError) else self.explain(op, err)
+        if known is not None:
+            known.__cause__ = err
+        return StepFault(op, known or err, self.owners.of(op))
 
     def expect_rows(self, op: str, tensor: Any, rows: int) -> None:
         """Raises EngineError for a result that has no length, or another one."""

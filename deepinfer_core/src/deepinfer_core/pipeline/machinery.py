@@ -83,7 +83,7 @@ class Machinery:
             caches,
             vocab_size,
             PhaseTimes(),
-            Boundary(owners or Owners()),
+            Boundary(owners or Owners(), getattr(backend, "explain_fault", None)),
             getattr(backend, "no_sync", nullcontext) if sync_guard else nullcontext,
             getattr(backend, "record_event", None),
             getattr(backend, "wait", None),

@@ -17,7 +17,7 @@ from deepinfer_cuda import ops
 from deepinfer_cuda.arches import SUPPORTED, arch_of
 from deepinfer_cuda.capabilities import capabilities
 from deepinfer_cuda.device.runtime import DeviceRuntime
-from deepinfer_cuda.faults import guarded, wrapped
+from deepinfer_cuda.faults import typed, wrapped
 from deepinfer_cuda.vendor.serving import chosen as chosen_vendors
 from deepinfer_cuda.vendor.serving import serve
 
@@ -63,14 +63,15 @@ def create(device: str | None = None, config: Any = None) -> Any:
         capabilities=capabilities(arch, memory_bytes=torch.cuda.get_device_properties(chosen).total_memory),
         unit_bytes=unit_bytes,
         alloc_caches=runtime.alloc_caches,
-        bind_inputs=guarded("backend.bind_inputs", runtime.bind_inputs),
-        to_host=guarded("backend.to_host", runtime.to_host),
-        record_event=guarded("backend.record_event", runtime.record_event),
-        wait=guarded("backend.wait", runtime.wait),
+        bind_inputs=runtime.bind_inputs,
+        to_host=runtime.to_host,
+        record_event=runtime.record_event,
+        wait=runtime.wait,
         no_sync=runtime.no_sync,
-        prefetch=guarded("backend.prefetch", runtime.prefetch),
+        prefetch=runtime.prefetch,
         capture=None if watch else runtime.capture,  # what is looked at is read on the host, op by op
-        copy_all=guarded("backend.copy_all", runtime.copy_all),
+        copy_all=runtime.copy_all,
+        explain_fault=typed,
         close=close,
         defaults=plain,
     )
