@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 import torch
 
-from deepinfer_core.errors import DeepInferError, GraphCaptureError
+from deepinfer_core.errors import CapacityError, DeepInferError, GraphCaptureError
 from deepinfer_cuda.device.memory import DeviceMemory, capacity_error
 from deepinfer_cuda.device.queues import Queues
 
@@ -69,7 +69,7 @@ class Graphs:
                 call()
             except Exception as exc:
                 self._leave(graph)
-                if isinstance(exc, torch.cuda.OutOfMemoryError):
+                if isinstance(exc, torch.cuda.OutOfMemoryError | CapacityError):
                     raise
                 raise _refusal(exc) from exc
             try:
