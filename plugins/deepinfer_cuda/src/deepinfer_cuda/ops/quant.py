@@ -1,4 +1,4 @@
-"""Group quantisation of activations (``spec/kernels.md`` 1.1, 2.1)."""
+"""Group quantisation of activations (``spec/kernels.md`` 1.1, 2.1), and weights in the form of the checkpoint."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from deepinfer_cuda.quantised import Target
 from deepinfer_cuda.tensors import QuantTensor
 from deepinfer_cuda.tl.parts.row_layout import CHUNK
 from deepinfer_cuda.tl.store.dequantise import dequantise
+from deepinfer_cuda.weights import prepared
+from deepinfer_cuda.workspace import reserve
 
 WIDTHS = (512, 256, 128, 64, 32)
 """Pieces that long rows are cut into, best first."""
@@ -101,4 +103,24 @@ def _in_flight(pieces: Tensor) -> int:
     return 2 if pieces.shape[0] * pieces.shape[1] >= 8192 else 1
 
 
-OPS = {"quant.cast_per_token": cast_per_token, "quant.dequantize": dequantize}
+def prepare_weight(name: str, w: Any, sf: Any = None, *, use: str = "dense") -> Any:
+    """A checkpoint weight on its device, in the form of the checkpoint; what products need beside it is made later.
+
+    :param w: one weight ``[out, in]``; or a list, joined along the outputs; for ``use="experts"`` a list with one entry
+        (a weight or a list to join) for each expert.
+    :param sf: the scales, nested like ``w``.
+    :param use: ``dense``, ``experts`` or ``heads:G``.
+    :raises ShapeContractError: a scale grid or a shape does not fit.
+    """
+    found = prepared(name, w, sf, use)
+    if found is None:
+        return plain_op("quant.prepare_weight")(name, w, sf, use=use)
+    reserve(found.device)
+    return found
+
+
+OPS = {
+    "quant.cast_per_token": cast_per_token,
+    "quant.dequantize": dequantize,
+    "quant.prepare_weight": prepare_weight,
+}
