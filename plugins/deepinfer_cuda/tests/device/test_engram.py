@@ -32,10 +32,23 @@ def test_fetch_gives_the_values_of_the_table(cuda, width):
     weight, _ = samples.fp8_weight(g, 300, width)
     scale = torch.randint(100, 150, (300, width // 32), generator=g, dtype=torch.uint8)
     rows = torch.randint(0, 300, (77, 6), generator=g)
-    table = plain_op("engram.prepare")(weight.to(cuda), scale.to(cuda))
+    table = engram.prepare(weight.to(cuda), scale.to(cuda))
     got = engram.fetch(rows.to(cuda), table)
     expected = formats.decode(weight.view(torch.uint8), scale, "e4m3", 32, "ue8m0")[rows].reshape(77, 6 * width)
     assert torch.equal(got.double().cpu() + 0.0, expected.double() + 0.0)
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_table_in_the_memory_of_the_host_gives_the_same_rows(cuda, pinned):
+    g = torch.Generator().manual_seed(3)
+    weight, _ = samples.fp8_weight(g, 300, 256)
+    scale = torch.randint(100, 150, (300, 8), generator=g, dtype=torch.uint8)
+    rows = torch.randint(0, 300, (9, 6), generator=g).to(cuda)
+    expected = engram.fetch(rows, engram.prepare(weight.to(cuda), scale.to(cuda)))
+    host = (weight.pin_memory(), scale.pin_memory()) if pinned else (weight, scale)
+    table = engram.prepare(*host)
+    assert table.held[0].device.type == "cpu"
+    assert torch.equal(engram.fetch(rows, table), expected)
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deepinfer_cuda.host_table import host_table
 from deepinfer_cuda.plain import plain_op
 from deepinfer_cuda.tl.engram import fetch_rows, gate_streams, gate_threads, hash_rows
 
@@ -14,6 +15,19 @@ INTEGERS = {torch.int32: "int32", torch.int64: "int64"}
 MOST_COLUMNS, MOST_GRAMS = 64, 8
 GATE_GRID = 99
 """Blocks a stream: with four streams three blocks on each of 132 multiprocessors."""
+
+
+def prepare(weight: Tensor, scale: Tensor | None = None) -> Any:
+    """A table from checkpoint tensors, shared, not copied: FP8 ``[rows, d]`` with E8M0 ``[rows, d / 32]``, or bf16 or
+    fp32 rows without scales. FP8 tables in the host's memory stay there and are read over the bus.
+
+    :raises ShapeContractError: shapes or dtypes do not fit.
+    :raises CapacityError: the host's memory cannot be locked.
+    """
+    table = plain_op("engram.prepare")(weight, scale)
+    if weight.is_cuda or table.scales is None or not torch.cuda.is_available():
+        return table
+    return host_table(table.codes, table.scales, torch.device("cuda", torch.cuda.current_device()))
 
 
 def hash(ids: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tensor) -> Tensor:
@@ -81,4 +95,4 @@ def gate(x: Tensor, kv: Tensor, params: Any, *, mask: Tensor | None = None) -> T
     return out
 
 
-OPS = {"engram.hash": hash, "engram.fetch": fetch, "engram.gate": gate}
+OPS = {"engram.prepare": prepare, "engram.hash": hash, "engram.fetch": fetch, "engram.gate": gate}
