@@ -18,12 +18,16 @@ from deepinfer_cuda.tensors import PreparedWeight
 from deepinfer_cuda.tl.dense import COUNTERS, STEP, WORKSPACE, dense_rows
 from deepinfer_cuda.workspace import workspace
 
-MULTIPROCESSORS = 132
-"""That the cut of the inputs is made for. A constant: the order of a sum must not depend on the device it runs on."""
+BLOCKS = 200
+"""Blocks that a product should have at least, for 132 multiprocessors. A constant: the order of a sum must not depend
+on the device it runs on."""
 MOST_SPLITS = 20
-FEW_ROWS = 64
-"""Up to this many rows our kernel is ahead of the library's."""
 TILES_OF_ROWS = (8, 16, 32, 64)
+FEW_ROWS = 16
+"""Up to this many rows our kernel is ahead of the library's."""
+SOME_ROWS, LARGE = 64, 20_000_000
+"""And up to this many where an FP8 weight has that many values: half the bytes outweigh the rows, which every block
+reads again."""
 
 
 @define
@@ -49,17 +53,18 @@ class Cut:
 @lru_cache(maxsize=256)
 def cut_of(outputs: int, inputs: int, groups: int = 1) -> Cut | None:
     """How ``groups`` weights of this shape are cut, or None where our kernel does not take them."""
-    tile = 64
-    if outputs % tile or inputs % STEP:
+    if outputs % 64 or inputs % STEP:
         return None
+    tile = 128 if outputs % 128 == 0 and groups * outputs // 128 >= BLOCKS else 64
     tiles, steps = groups * outputs // tile, inputs // STEP
     allowed = [n for n in range(1, min(steps, MOST_SPLITS) + 1) if steps % n == 0]
-    return Cut(tile, min((n for n in allowed if tiles * n >= MULTIPROCESSORS), default=allowed[-1]))
+    return Cut(tile, min((n for n in allowed if tiles * n >= BLOCKS), default=allowed[-1]))
 
 
 def takes(w: PreparedWeight, rows: int) -> Cut | None:
     """How our kernel multiplies ``rows`` rows by ``w``; None: the library does."""
-    if not (SETTINGS.batch_invariant or rows <= FEW_ROWS):
+    most = SOME_ROWS if w.fmt == "e4m3" and w.stored.numel() >= LARGE else FEW_ROWS
+    if rows > most and not SETTINGS.batch_invariant:
         return None
     if w.fmt != "bf16" and not packing.can_pack(w):
         return None
@@ -82,8 +87,7 @@ def few_rows(x: Tensor, w: PreparedWeight, cut: Cut, y: Tensor, groups: int = 1)
         fmt=w.fmt,
         out="float32" if y.dtype == torch.float32 else "bfloat16",
         groups=groups,
-        stages=stages_of(tile, codes),
-        blocks=2,
+        **pipeline(cut.tile, tile, codes),
     )
     space = workspace(x.device)
     partial = space.partial(cut.tile, tile)
@@ -92,9 +96,11 @@ def few_rows(x: Tensor, w: PreparedWeight, cut: Cut, y: Tensor, groups: int = 1)
         launch(x[begin : begin + most], weight, factors, partial, space.counters, y[begin : begin + most])
 
 
-def stages_of(rows: int, codes: bool) -> int:
-    """Pipeline stages that two blocks a multiprocessor have room for."""
-    return 4 if codes and rows <= 64 else 3
+def pipeline(tile: int, rows: int, codes: bool) -> dict[str, int]:
+    """Stages, and blocks of a multiprocessor, that shared memory and registers have room for."""
+    if codes and tile == 64 and rows <= 16:
+        return {"stages": 5, "blocks": 3}
+    return {"stages": 4 if rows <= 32 or (codes and tile == 64) else 3, "blocks": 2}
 
 
 def rows_at_once(cut: Cut, outputs: int, tile: int) -> int:

@@ -26,9 +26,19 @@ COUNTERS = 1 << 12
 REGISTERS = 65536
 
 CASES = [
-    {"outputs": 1792, "inputs": 5120, "tile": 64, "rows": 64, "splits": 5, "fmt": "e4m3", "out": "bfloat16"},
+    {"outputs": 1792, "inputs": 5120, "tile": 64, "rows": 8, "splits": 8, "fmt": "e4m3", "out": "bfloat16"},
+    {
+        "outputs": 32768,
+        "inputs": 1280,
+        "tile": 128,
+        "rows": 64,
+        "splits": 1,
+        "fmt": "e4m3",
+        "out": "bfloat16",
+        "stages": 3,
+    },
     {"outputs": 256, "inputs": 256, "tile": 64, "rows": 8, "splits": 1, "fmt": "e4m3", "out": "bfloat16"},
-    {"outputs": 384, "inputs": 5120, "tile": 64, "rows": 64, "splits": 10, "fmt": "bf16", "out": "float32"},
+    {"outputs": 384, "inputs": 5120, "tile": 64, "rows": 8, "splits": 20, "fmt": "bf16", "out": "float32"},
 ]
 
 
