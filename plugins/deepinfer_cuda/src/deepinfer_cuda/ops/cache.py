@@ -59,13 +59,12 @@ def load_segments(
 
 def _takes_segments(view: Any, segments: Tensor) -> bool:
     return (
-        segments.is_cuda
+        rows.on_device(segments, view.tensor)
         and segments.dtype == torch.int32
         and segments.dim() == 2
         and segments.shape[1] == 4
         and rows.is_aligned(segments)
         and segments.is_contiguous()
-        and view.tensor.is_cuda
         and (not view.layout.split_page or rows.cache_unit(view) == rows.ALIGNED)
     )
 
@@ -77,7 +76,7 @@ def _takes_values(view: Any, total: int, dtype: torch.dtype, out: Tensor | None)
     if out is None:
         return dtype == torch.bfloat16
     return (
-        out.is_cuda
+        rows.on_device(out)
         and out.dtype == torch.bfloat16
         and out.shape == (total, view.width)
         and out.is_contiguous()

@@ -59,7 +59,7 @@ def dequantize(q: Any, *, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return plain_op("quant.dequantize")(q, dtype=dtype)  # type: ignore[no-any-return]
     if dtype != torch.bfloat16:
         return q.values.to(dtype)
-    if "exact" in q.forms or not q.sf.is_cuda or q.group % CHUNK or not q.sf.is_contiguous():
+    if "exact" in q.forms or not rows.on_device(q.sf) or q.group % CHUNK or not q.sf.is_contiguous():
         return q.exact
     codes = q.data.contiguous()
     out = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
@@ -83,14 +83,14 @@ def overwrite(out: QuantTensor, q: Any) -> QuantTensor:
 
 
 def _takes(x: Tensor, out: Any, cast: tuple[str, int, str]) -> bool:
-    if not x.is_cuda or x.dtype != torch.bfloat16 or not x.dim() or (x.stride(-1) != 1 and x.shape[-1] > 1):
+    if not rows.on_device(x) or x.dtype != torch.bfloat16 or not x.dim() or (x.stride(-1) != 1 and x.shape[-1] > 1):
         return False
     if out is None:
         return True
     if not isinstance(out, QuantTensor) or (out.shape, out.fmt, out.group, out.sf_kind) != (x.shape, *cast):
         return False
     held = [out.sf, *(getattr(out, form) for form in out.forms)]
-    return all(t.is_cuda and t.is_contiguous() for t in held)
+    return rows.on_device(*held) and all(t.is_contiguous() for t in held)
 
 
 def _piece(x: Tensor, cast: tuple[str, int, str]) -> int:

@@ -20,7 +20,7 @@ MANY_ROWS = 8192
 
 def rope_rows(cos_sin: Tensor, positions: Tensor) -> Any:
     """Rows of ``cos_sin`` ``[max_pos, R]`` at ``positions`` ``[T]``: no launch, see :class:`RopeRows`."""
-    if not cos_sin.is_cuda or cos_sin.dim() != 2 or cos_sin.shape[1] % 2 or positions.dim() != 1:
+    if not rows.on_device(cos_sin) or cos_sin.dim() != 2 or cos_sin.shape[1] % 2 or positions.dim() != 1:
         return plain_op("transform.rope_rows")(cos_sin, positions)
     if positions.dtype not in (torch.int32, torch.int64):
         return plain_op("transform.rope_rows")(cos_sin, positions)

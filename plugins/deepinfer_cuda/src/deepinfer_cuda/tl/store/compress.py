@@ -95,6 +95,8 @@ def compress_decode(*, width: int, ratio: int, dtype: str):
             length = T.alloc_local((1,), "int32")
             before = T.alloc_local((1,), "int32")
             last = (ratio - 1) * LANE
+            T.pdl_sync()
+            T.pdl_trigger()
             if row < n:
                 slot[0] = state_slot[row]
                 length[0] = context[row]
@@ -173,6 +175,8 @@ def compress_prefill(*, width: int, ratio: int, dtype: str, permuted: bool):
             slot = T.alloc_local((1,), "int32")
             source = T.alloc_local((1,), "int32")
             is_first = T.alloc_local((1,), "int32")
+            T.pdl_sync()
+            T.pdl_trigger()
             if row < sc:
                 seq[0] = row_seq[row]
                 first[0] = cu_q[seq[0]]

@@ -146,6 +146,8 @@ def gather_rows(*, width: int, fmt: str, group: int, sf: str, split: bool, unit:
             segment = T.alloc_local((4,), "int32")
             v = T.alloc_local((4,), "uint32")
             begin = block * tile
+            T.pdl_sync()
+            T.pdl_trigger()
             mark_tile(table, segment, segments, t, begin, page, count, tile)
             for batch in list(range(batches)):
                 for u in each:
@@ -209,6 +211,8 @@ def gather_codes(*, data_bytes: int, scale_bytes: int, piece: int, tile: int):
             moved = T.alloc_local((rounds * words,), "uint32")
             scale = T.alloc_local((1,), "uint32")
             begin = block * tile
+            T.pdl_sync()
+            T.pdl_trigger()
             mark_tile(table, segment, segments, t, begin, page, count, tile)
             for i in list(range(rounds)):
                 source[0] = table[(i * THREADS + t) // pieces]

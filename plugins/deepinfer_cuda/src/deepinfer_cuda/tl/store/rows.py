@@ -34,6 +34,8 @@ PLAIN: dict[str, Any] = {
     "out": False,
     "copy": False,
     "unroll": 1,
+    "early": True,
+    "chained": True,
 }
 """No stage at all: what a call wants is put over it."""
 Q8: dict[str, Any] = {"fmt": "e4m3", "group": 32, "sf": "ue8m0"}
@@ -81,6 +83,8 @@ def rows(
     out: bool,
     copy: bool,
     unroll: int,
+    early: bool,
+    chained: bool,
 ):
     """``norm``: dtype of the weight, or "". ``rope``: values rotated at a row's end. ``target``: where what is
     quantised goes: ``codes`` (beside scales), ``scales`` alone, ``cache`` (an entry's scales behind its codes),
@@ -171,22 +175,22 @@ def rows(
                     T.stg128(residual_[token, head, at], w[i : i + 4])
 
     @T.macro
-    def load_factor(factor, weight, at, out_scale):
+    def load_factor(factor, f, weight, at, out_scale):
         """Eight weights from ``at``, times ``out_scale``."""
         if norm == "float32":
             for c in T.vectorized(4):
-                factor[c] = weight[at + c]
+                factor[f + c] = weight[at + c]
             for c in T.vectorized(4):
-                factor[4 + c] = weight[at + 4 + c]
+                factor[f + 4 + c] = weight[at + 4 + c]
         else:
             pairs = T.alloc_local((4,), "uint32")
             pairs[0:4] = T.ldg128(weight[at])
             for c in some:
-                factor[2 * c] = nf.lo(pairs[c])
-                factor[2 * c + 1] = nf.hi(pairs[c])
+                factor[f + 2 * c] = nf.lo(pairs[c])
+                factor[f + 2 * c + 1] = nf.hi(pairs[c])
         if scaled:
             for c in list(range(CHUNK)):
-                factor[c] = factor[c] * out_scale
+                factor[f + c] = factor[f + c] * out_scale
 
     @T.macro
     def sum_squares(w, total, t):
@@ -215,16 +219,21 @@ def rows(
     @T.macro
     def normalise(w, weight, copied, row, lane, t, is_row, eps, out_scale):
         rstd = T.alloc_local((unroll,), "float32")
-        factor = T.alloc_local((CHUNK,), "float32")
+        factor = T.alloc_local((CHUNK * (chunks if early else 1),), "float32")
+        if early:  # on the way while the sum is made
+            for j in every:
+                load_factor(factor, j * CHUNK, weight, (j * lanes + lane) * CHUNK, out_scale)
         sum_squares(w, rstd, t)
         for u in each:
             rstd[u] = nf.inverse_rms(rstd[u], width, eps)
         for j in every:
-            load_factor(factor, weight, (j * lanes + lane) * CHUNK, out_scale)
+            f = j * CHUNK if early else 0
+            if not early:
+                load_factor(factor, 0, weight, (j * lanes + lane) * CHUNK, out_scale)
             for u in each:
                 for c in some:
                     i = u * held + 4 * j + c
-                    w[i] = nf.normed(w[i], rstd[u], factor[2 * c], factor[2 * c + 1])
+                    w[i] = nf.normed(w[i], rstd[u], factor[f + 2 * c], factor[f + 2 * c + 1])
         if copy:
             put_rows(w, copied, row, lane, is_row)
 
@@ -414,6 +423,9 @@ def rows(
             place = T.alloc_local((unroll * 2,), "int32")  # unit, or -1 to skip, and entry
             where = T.alloc_local((unroll,), "int32")
             angle = T.alloc_local((unroll * 8 * max(1, len(turned)),), "float32")
+            if chained:
+                T.pdl_sync()
+                T.pdl_trigger()
             for u in each:
                 # Threads past the last row work on it once more and store nothing: they may be needed in a shuffle.
                 row[u] = block * per_block + u * groups + t // lanes
