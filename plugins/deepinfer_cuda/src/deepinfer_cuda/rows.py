@@ -181,7 +181,7 @@ def launch_rows(
         0 if exact is None else exact,
         0 if codes is None else codes,
         0 if scales is None else scales,
-        0 if view is None else view.tensor,
+        0 if view is None else view.tensor.unsqueeze(1) if view.layout.split_page else view.tensor,
         0 if slots is None else slots,
         0 if view is None else view.page,
         0.0 if norm is None else norm[1],

@@ -137,9 +137,9 @@ def e2m1x8(*values: Expr) -> Expr:
     return T.call_pure_extern("uint32", "di_e2m1x8", *values)
 
 
-def e2m1x8_of_pairs(p: Expr, q: Expr, r: Expr, s: Expr) -> Expr:
-    """Four pairs, over a power-of-two scale (so within 6), to a word of eight codes."""
-    return T.call_pure_extern("uint32", "di_e2m1x8_of_pairs", p, q, r, s)
+def e2m1x8_of_pairs(p: Expr, q: Expr, r: Expr, s: Expr, inverse: Expr) -> Expr:
+    """Four pairs over a power-of-two scale, given as :func:`ue8m0_inverse2`, to a word of eight codes."""
+    return T.call_pure_extern("uint32", "di_e2m1x8_of_pairs", p, q, r, s, inverse)
 
 
 def e2m1_pair(word: Expr, i: Expr) -> Expr:
