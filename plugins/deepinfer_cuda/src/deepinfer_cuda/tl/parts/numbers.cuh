@@ -228,4 +228,7 @@ DI_FN uint32_t di_load_bytes(const void *address) {
   return (uint32_t)p[0] | ((uint32_t)p[1] << 8) | ((uint32_t)p[2] << 16) | ((uint32_t)p[3] << 24);
 }
 
+// Number of the highest set bit of `mask` at or below `lane`; -1: there is none.
+DI_FN int di_last_marked(uint32_t mask, int lane) { return 31 - __clz(mask & (0xffffffffu >> (31 - lane))); }
+
 #endif

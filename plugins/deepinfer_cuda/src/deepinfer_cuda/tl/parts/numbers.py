@@ -185,3 +185,8 @@ def store16(address: Expr, value: Expr) -> Expr:
 def load_pieces(address: Expr, unit: int) -> Expr:
     """A word from an address that is a multiple of ``unit`` (2 or 1) bytes."""
     return T.call_extern("uint32", "di_load_halves" if unit == 2 else "di_load_bytes", address)
+
+
+def last_marked(mask: Expr, lane: Expr) -> Expr:
+    """Number of the highest set bit of ``mask`` (uint32) at or below ``lane``; -1: there is none."""
+    return T.call_pure_extern("int32", "di_last_marked", mask, lane)

@@ -35,6 +35,7 @@ PLAIN: dict[str, Any] = {
     "copy": False,
     "unroll": 1,
     "early": True,
+    "resident": 1,
     "chained": True,
 }
 """No stage at all: what a call wants is put over it."""
@@ -84,6 +85,7 @@ def rows(
     copy: bool,
     unroll: int,
     early: bool,
+    resident: int,
     chained: bool,
 ):
     """``norm``: dtype of the weight, or "". ``rope``: values rotated at a row's end. ``target``: where what is
@@ -306,12 +308,14 @@ def rows(
         out_scale: T.float32,
     ):
         with T.Kernel(T.ceildiv(n * heads, per_block), threads=BLOCK, prelude=nf.NUMBERS) as block:
+            if resident > 1:
+                T.annotate_min_blocks_per_sm(resident)
             t = T.get_thread_binding()
             lane = t % lanes
             row = T.alloc_local((unroll,), "int32")
             is_row = T.alloc_local((unroll,), "int32")
             w = T.alloc_local((unroll * held,), "uint32")
-            slot = T.alloc_local((1,), "int32")
+            slot = T.alloc_local((unroll,), "int32")
             place_of = T.alloc_local((unroll * 2,), "int32")  # unit, or -1 to skip, and entry
             where = T.alloc_local((unroll,), "int32")
             angle = T.alloc_local((len(angle_sets) * 8 * max(1, len(turned)),), "float32")
@@ -329,9 +333,7 @@ def rows(
                 if rope and u in angle_sets:
                     where[u] = T.cast(position[row[u] // heads], "int32")
                 if target in ("cache", "split"):
-                    slot[0] = slots[row[u] // heads]
-                    place_of[2 * u] = T.if_then_else(slot[0] >= 0, T.truncdiv(slot[0], page), -1)
-                    place_of[2 * u + 1] = T.truncmod(slot[0], page)
+                    slot[u] = slots[row[u] // heads]
             for u in each:
                 for j in every:
                     i = u * held + 4 * j
@@ -346,6 +348,11 @@ def rows(
                 rotate(w, angle, lane)
             if out:
                 put_rows(w, y, row, lane, is_row)
+            if target in ("cache", "split"):
+                # Not before here: a division that waits for its slot would hold back the loads of the rows.
+                for u in each:
+                    place_of[2 * u] = T.if_then_else(slot[u] >= 0, T.truncdiv(slot[u], page), -1)
+                    place_of[2 * u + 1] = slot[u] - place_of[2 * u] * page
             if fmt == "raw":
                 put_raw(w, lane, is_row, cache, place_of)
             elif fmt != "":
