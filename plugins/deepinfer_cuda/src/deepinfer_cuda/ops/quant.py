@@ -45,7 +45,7 @@ def cast_per_token(
     target = Target.empty(x.shape, cast, x.device) if out is None else Target.of(out)
     if x.numel():
         pieces = rows.as_pieces(x, width)
-        rows.launch_rows(pieces, cast=cast, **target.arguments(pieces.shape), unroll=_in_flight(pieces))
+        rows.launch_rows(pieces, cast=cast, **target.arguments(pieces.shape))
     if out is None:
         return target.quantised()
     if "values" in out.forms:
@@ -97,10 +97,6 @@ def _piece(x: Tensor, cast: tuple[str, int, str]) -> int:
     """Width of the pieces that rows of ``x`` are quantised in; 0: the kernel does not take them."""
     width = x.shape[-1]
     return next((w for w in WIDTHS if not width % w and rows.takes_cast(w, cast)), 0)
-
-
-def _in_flight(pieces: Tensor) -> int:
-    return 2 if pieces.shape[0] * pieces.shape[1] >= 8192 else 1
 
 
 def prepare_weight(name: str, w: Any, sf: Any = None, *, use: str = "dense") -> Any:

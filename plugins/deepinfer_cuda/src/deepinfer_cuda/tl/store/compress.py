@@ -13,7 +13,7 @@ from deepinfer_cuda.jit import kernel
 from deepinfer_cuda.tl.parts import numbers as nf
 
 THREADS = 128
-BATCH = 4
+BATCH = 2
 """Rows on their way to a ring at a time."""
 LANE = 4
 """Channels of a thread: 16 bytes of fp32."""
@@ -161,6 +161,7 @@ def compress_prefill(*, width: int, ratio: int, dtype: str, permuted: bool):
         out: T.Tensor((sc, width), dtype),
     ):
         with T.Kernel(T.ceildiv(sc, side), threads=threads, prelude=nf.NUMBERS) as block:
+            T.annotate_min_blocks_per_sm(12 * THREADS // threads)  # all blocks of a chunk at once
             t = T.get_thread_binding()
             row = block * side + t // lanes
             at = t % lanes * LANE

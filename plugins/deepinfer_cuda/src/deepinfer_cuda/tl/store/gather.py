@@ -64,8 +64,8 @@ def mark_tile(table, starts, segments, t, begin, page, count, tile):
 
 @kernel(
     cases=[
-        V41 | {"tile": 32, "unroll": 4},
-        V41_FP4 | {"tile": 32, "unroll": 4},
+        V41 | {"tile": 32, "unroll": 8},
+        V41_FP4 | {"tile": 32, "unroll": 8},
         V41 | {"width": 64, "unit": 2, "tile": 32, "unroll": 2},
     ],
     pass_configs={"tl.disable_safe_memory_legalize": True},
