@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from deepinfer_cuda import products
+from deepinfer_cuda.grouped import grouped
 from deepinfer_cuda.ops.quant import cast_per_token
 from deepinfer_cuda.plain import plain_op
 from deepinfer_cuda.tensors import PreparedWeight, QuantTensor
@@ -99,4 +100,4 @@ def einsum_heads(a: Any, w: Any, *, out_fp8: bool = False, out: Tensor | None = 
     return y if out is None or whole else out.copy_(y)
 
 
-OPS = {"gemm.dense": dense, "gemm.einsum_heads": einsum_heads}
+OPS = {"gemm.dense": dense, "gemm.grouped": grouped, "gemm.einsum_heads": einsum_heads}
