@@ -21,16 +21,10 @@ import torch
 from deepinfer_core import LLM, SamplingParams
 from deepinfer_core.assembly.assemble import Assembly, assemble
 from deepinfer_core.config import EngineConfig
-from deepinfer_core.errors import DeepInferError
-from deepinfer_v41.config import V41Config
-from deepinfer_v41.weights.table import tensor_table
-from device_bench.cut_down import LEAST_LAYERS, cut_down, write_model
+from device_bench.cut_down import cut_down, write_model
 from device_bench.idle import Busy, profiled
 from device_bench.machine import machine
 
-RESERVED_BYTES = 24 << 30
-"""Left for caches, activations, graphs and what kernels need beside the weights as stored."""
-WHOLE_MODEL = 40
 SETTLING = 6
 """Decode steps before the first that counts: graphs are recorded, and clocks rise."""
 
@@ -46,34 +40,6 @@ class Shared:
         if name == "close":
             raise AttributeError(name)
         return getattr(self._assembly, name)
-
-
-def open_most(folder: Path, experts: int, tell: Callable[[str], None], **settings: Any) -> tuple[Assembly, int]:
-    """The cut-down model with as many layers as the device holds, and how many: by the bytes of its weights as stored,
-    and fewer where the backend needs more for them."""
-    layers = most_layers(experts, torch.cuda.mem_get_info()[0] - RESERVED_BYTES)
-    while True:
-        try:
-            return open_model(folder, layers, experts, **settings), layers
-        except (DeepInferError, torch.cuda.OutOfMemoryError) as exc:
-            if layers == LEAST_LAYERS or "memory" not in f"{exc} {exc.__cause__}".lower():
-                raise
-        gc.collect()
-        torch.cuda.empty_cache()
-        tell(f"{layers} layers do not fit")
-        layers = max(LEAST_LAYERS, int(layers * 0.75))
-
-
-def most_layers(experts: int, num_bytes: int) -> int:
-    """Layers whose stored weights, draft stages included, take at most ``num_bytes``."""
-    least = _stored_bytes(LEAST_LAYERS, experts)
-    each = _stored_bytes(LEAST_LAYERS + 1, experts) - least
-    return min(WHOLE_MODEL, LEAST_LAYERS + max(0, num_bytes - least) // each)
-
-
-def _stored_bytes(layers: int, experts: int) -> int:
-    config = V41Config.from_dict(cut_down(layers, n_routed_experts=experts))
-    return sum(spec.nbytes for spec in tensor_table(config).values())
 
 
 def open_model(folder: Path, layers: int, experts: int = 384, **settings: Any) -> Assembly:
@@ -112,9 +78,7 @@ class Steps:
         self._chunks.close()
 
 
-def measure(
-    llm: LLM, batch: int, context: int, tokens: int, drafts: int, tell: Callable[[str], None] = print
-) -> dict[str, Any]:
+def measure(llm: LLM, batch: int, context: int, tokens: int, drafts: int) -> dict[str, Any]:
     """One batch: prefill, a few steps to settle, ``tokens`` timed ones, then as many under the profiler."""
     each = 1 if not drafts else drafts + 1
     total = (SETTLING + 3 * tokens) * each + 8
@@ -122,8 +86,7 @@ def measure(
     begin = time.perf_counter()
     steps.advance(1)
     prefill = time.perf_counter() - begin
-    settling, count = steps.advance(SETTLING)
-    tell(f"batch {batch}: prefill {prefill * 1e3:.0f} ms, then {count} steps in {settling * 1e3:.0f} ms")
+    steps.advance(SETTLING)
     before = llm.times.as_record()
     walls = [steps.advance(tokens) for _ in range(2)]
     after = llm.times.as_record()
@@ -158,28 +121,25 @@ def run(args: Any, tell: Callable[[str], None] = print) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
-        where = Path(folder) / "model"
-        settings = {
-            "backend": args.backend,
-            "draft_tokens": args.drafts,
-            "verify": "coupled",
-            "max_num_seqs": max(args.batches),
-            "max_model_len": max(args.contexts) + 4096,
-            "kv_memory": args.kv_memory,
-            "numeric_mode": args.mode,
-        }
-        layers = args.layers
-        if layers:
-            assembly = open_model(where, layers, args.experts, **settings)
-        else:
-            assembly, layers = open_most(where, args.experts, tell, **settings)
-        tell(f"{layers} layers made in {time.perf_counter() - begin:.1f} s: {memory()}")
+        assembly = open_model(
+            Path(folder) / "model",
+            args.layers,
+            args.experts,
+            backend=args.backend,
+            draft_tokens=args.drafts,
+            verify="coupled",
+            max_num_seqs=max(args.batches),
+            max_model_len=max(args.contexts) + 4096,
+            kv_memory=args.kv_memory,
+            numeric_mode=args.mode,
+        )
+        tell(f"{args.layers} layers made in {time.perf_counter() - begin:.1f} s: {memory()}")
         try:
             for graphs, overlap in itertools.product(_both(args.graphs), _both(args.overlap)):
                 rows += _one_way(Shared(assembly, graphs=graphs, overlap=overlap), args, graphs, overlap, tell)
         finally:
             assembly.close()
-    return {"machine": machine(), "layers": layers, "experts": args.experts, "drafts": args.drafts, "rows": rows}
+    return {"machine": machine(), "layers": args.layers, "experts": args.experts, "drafts": args.drafts, "rows": rows}
 
 
 def _one_way(parts: Any, args: Any, graphs: bool, overlap: bool, tell: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -187,13 +147,12 @@ def _one_way(parts: Any, args: Any, graphs: bool, overlap: bool, tell: Callable[
     llm = LLM.from_assembly(parts)
     try:
         for batch, context in itertools.product(args.batches, args.contexts):
-            row = measure(llm, batch, context, args.tokens, args.drafts, tell)
+            row = measure(llm, batch, context, args.tokens, args.drafts)
             rows.append({"graphs": graphs, "overlap": overlap, **row})
             tell(
                 f"graphs {'on ' if graphs else 'off'} overlap {'on ' if overlap else 'off'} batch {batch:4d} "
                 f"step {row['step_us']:9.1f} us  busy {row['device_busy_us']:9.1f} us  idle {row['idle_share']:6.1%} "
-                f"(profiled {row['idle_share_profiled']:6.1%})  {row['launches_per_step']} launches  "
-                f"host {sum(us for name, us in row['host_us_per_step'].items() if name != 'wait'):.0f} us"
+                f"(profiled {row['idle_share_profiled']:6.1%})  {row['launches_per_step']} launches"
             )
         made = llm.built.engine.graphs
         if made is not None:

@@ -52,13 +52,11 @@ class Target:
 
     def arguments(self, grid: torch.Size) -> Mapping[str, Tensor | None]:
         """What the kernel writes, over rows ``[n, h, width]``."""
-        n, heads, width = grid
-        fmt, group, _ = self.cast
-        code_bytes = width if fmt == "e4m3" else width // 2
+        n, heads, _ = grid
         return {
             "exact": None if self.exact is None else self.exact.view(grid),
-            "codes": None if self.codes is None else self.codes.view(n, heads, code_bytes),
-            "scales": self.sf.view(torch.uint8).view(n, heads, width // group * self.sf.element_size()),
+            "codes": None if self.codes is None else self.codes.view(n, heads, -1),
+            "scales": self.sf.view(torch.uint8).view(n, heads, -1),
         }
 
     def quantised(self) -> QuantTensor:
