@@ -2,6 +2,7 @@
 
 import pytest
 
+from deepinfer_cuda.jit.native_output import native_output, races
 from deepinfer_cuda.jit.registry import areas, factories
 
 ARCHES = ("sm_90a", "sm_100a")
@@ -10,8 +11,10 @@ SLICE = [(factory, ARCHES[index % 2]) for index, factory in enumerate(factories(
 
 @pytest.mark.parametrize(("factory", "arch"), SLICE, ids=lambda value: getattr(value, "name", value))
 def test_first_case_lowers(factory, arch):
-    source = factory.lower(arch, **factory.cases[0])
+    with native_output() as told:
+        source = factory.lower(arch, **factory.cases[0])
     assert "__global__" in source
+    assert races(told) == []
 
 
 def test_every_area_has_a_factory():
