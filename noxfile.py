@@ -186,7 +186,7 @@ UNITS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cpu": ((*TORCHLESS, "./plugins/deepinfer_cpu"), ()),
     "samplers": ((*TORCHLESS, "./plugins/deepinfer_cpu", "./plugins/deepinfer_samplers"), ()),
     "v41": ((*TORCHLESS, *PLUGINS), ()),
-    "cuda": ((*TORCHLESS, "./plugins/deepinfer_cpu", CUDA), ()),
+    "cuda": ((*TORCHLESS, *PLUGINS, CUDA), ()),
 }
 
 

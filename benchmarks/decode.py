@@ -2,7 +2,7 @@
 
     python benchmarks/decode.py [--batches 1,32] [--contexts 128,512,1024,1536] [--tokens 32] [--overlap on|off|both]
                                 [--json FILE]
-    python benchmarks/decode.py --cut-down --backend cuda [--layers 12] [--batches 1,8,64,256] [--drafts 0|5]
+    python benchmarks/decode.py --cut-down --backend cuda [--layers N] [--batches 1,8,64,256] [--drafts 0|5]
                                 [--graphs on|off|both] [--overlap on|off|both] [--json FILE]
 
 For each batch size and context, prompts of that many random tokens are prefilled and ``--tokens`` more are generated,
@@ -157,7 +157,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7, help="of each engine, with --overlap both")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--cut-down", action="store_true", help="layers of the released model, on random weights")
-    parser.add_argument("--layers", type=int, default=12, help="of the cut-down model")
+    parser.add_argument("--layers", type=int, default=0, help="of the cut-down model; 0: as many as fit")
     parser.add_argument("--experts", type=int, default=384, help="routed experts of the cut-down model")
     parser.add_argument("--drafts", type=int, default=0, help="draft tokens of the cut-down model")
     parser.add_argument("--graphs", choices=("on", "off", "both"), default="on")

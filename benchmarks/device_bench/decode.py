@@ -21,10 +21,16 @@ import torch
 from deepinfer_core import LLM, SamplingParams
 from deepinfer_core.assembly.assemble import Assembly, assemble
 from deepinfer_core.config import EngineConfig
-from device_bench.cut_down import cut_down, write_model
+from deepinfer_core.errors import DeepInferError
+from deepinfer_v41.config import V41Config
+from deepinfer_v41.weights.table import tensor_table
+from device_bench.cut_down import LEAST_LAYERS, cut_down, write_model
 from device_bench.idle import Busy, profiled
 from device_bench.machine import machine
 
+RESERVED_BYTES = 24 << 30
+"""Left for caches, activations, graphs and what kernels need beside the weights as stored."""
+WHOLE_MODEL = 40
 SETTLING = 6
 """Decode steps before the first that counts: graphs are recorded, and clocks rise."""
 
@@ -40,6 +46,34 @@ class Shared:
         if name == "close":
             raise AttributeError(name)
         return getattr(self._assembly, name)
+
+
+def open_most(folder: Path, experts: int, tell: Callable[[str], None], **settings: Any) -> tuple[Assembly, int]:
+    """The cut-down model with as many layers as the device holds, and how many: by the bytes of its weights as stored,
+    and fewer where the backend needs more for them."""
+    layers = most_layers(experts, torch.cuda.mem_get_info()[0] - RESERVED_BYTES)
+    while True:
+        try:
+            return open_model(folder, layers, experts, **settings), layers
+        except (DeepInferError, torch.cuda.OutOfMemoryError) as exc:
+            if layers == LEAST_LAYERS or "memory" not in f"{exc} {exc.__cause__}".lower():
+                raise
+        gc.collect()
+        torch.cuda.empty_cache()
+        tell(f"{layers} layers do not fit")
+        layers = max(LEAST_LAYERS, int(layers * 0.75))
+
+
+def most_layers(experts: int, num_bytes: int) -> int:
+    """Layers whose stored weights, draft stages included, take at most ``num_bytes``."""
+    least = _stored_bytes(LEAST_LAYERS, experts)
+    each = _stored_bytes(LEAST_LAYERS + 1, experts) - least
+    return min(WHOLE_MODEL, LEAST_LAYERS + max(0, num_bytes - least) // each)
+
+
+def _stored_bytes(layers: int, experts: int) -> int:
+    config = V41Config.from_dict(cut_down(layers, n_routed_experts=experts))
+    return sum(spec.nbytes for spec in tensor_table(config).values())
 
 
 def open_model(folder: Path, layers: int, experts: int = 384, **settings: Any) -> Assembly:
@@ -121,25 +155,28 @@ def run(args: Any, tell: Callable[[str], None] = print) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
-        assembly = open_model(
-            Path(folder) / "model",
-            args.layers,
-            args.experts,
-            backend=args.backend,
-            draft_tokens=args.drafts,
-            verify="coupled",
-            max_num_seqs=max(args.batches),
-            max_model_len=max(args.contexts) + 4096,
-            kv_memory=args.kv_memory,
-            numeric_mode=args.mode,
-        )
-        tell(f"{args.layers} layers made in {time.perf_counter() - begin:.1f} s: {memory()}")
+        where = Path(folder) / "model"
+        settings = {
+            "backend": args.backend,
+            "draft_tokens": args.drafts,
+            "verify": "coupled",
+            "max_num_seqs": max(args.batches),
+            "max_model_len": max(args.contexts) + 4096,
+            "kv_memory": args.kv_memory,
+            "numeric_mode": args.mode,
+        }
+        layers = args.layers
+        if layers:
+            assembly = open_model(where, layers, args.experts, **settings)
+        else:
+            assembly, layers = open_most(where, args.experts, tell, **settings)
+        tell(f"{layers} layers made in {time.perf_counter() - begin:.1f} s: {memory()}")
         try:
             for graphs, overlap in itertools.product(_both(args.graphs), _both(args.overlap)):
                 rows += _one_way(Shared(assembly, graphs=graphs, overlap=overlap), args, graphs, overlap, tell)
         finally:
             assembly.close()
-    return {"machine": machine(), "layers": args.layers, "experts": args.experts, "drafts": args.drafts, "rows": rows}
+    return {"machine": machine(), "layers": layers, "experts": args.experts, "drafts": args.drafts, "rows": rows}
 
 
 def _one_way(parts: Any, args: Any, graphs: bool, overlap: bool, tell: Callable[[str], None]) -> list[dict[str, Any]]:

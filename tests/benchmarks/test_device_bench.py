@@ -72,6 +72,16 @@ def test_too_few_layers_are_refused() -> None:
         cut_down(5)
 
 
+def test_as_many_layers_are_taken_as_the_memory_holds() -> None:
+    from device_bench.decode import most_layers
+
+    counts = [most_layers(384, gigabytes * 10**9) for gigabytes in (10, 100, 115, 130, 1000)]
+    assert counts[0] == 6
+    assert counts == sorted(counts)
+    assert 11 <= counts[1] < counts[3] <= 17
+    assert counts[4] == 40
+
+
 def test_floors_agree_with_the_worked_numbers_of_the_specification() -> None:
     """64 sequences of 6 rows at 32K (``spec/kernels.md`` 2.10), in GFLOP and MB; rows of wo_a are bf16."""
     from device_bench.cut_down import cut_down

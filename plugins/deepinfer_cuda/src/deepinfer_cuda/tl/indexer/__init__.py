@@ -1,0 +1,1 @@
+"""Scores of compressed keys, the best of them, and candidate blocks."""
