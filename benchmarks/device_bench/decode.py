@@ -112,7 +112,9 @@ class Steps:
         self._chunks.close()
 
 
-def measure(llm: LLM, batch: int, context: int, tokens: int, drafts: int) -> dict[str, Any]:
+def measure(
+    llm: LLM, batch: int, context: int, tokens: int, drafts: int, tell: Callable[[str], None] = print
+) -> dict[str, Any]:
     """One batch: prefill, a few steps to settle, ``tokens`` timed ones, then as many under the profiler."""
     each = 1 if not drafts else drafts + 1
     total = (SETTLING + 3 * tokens) * each + 8
@@ -120,7 +122,8 @@ def measure(llm: LLM, batch: int, context: int, tokens: int, drafts: int) -> dic
     begin = time.perf_counter()
     steps.advance(1)
     prefill = time.perf_counter() - begin
-    steps.advance(SETTLING)
+    settling, count = steps.advance(SETTLING)
+    tell(f"batch {batch}: prefill {prefill * 1e3:.0f} ms, then {count} steps in {settling * 1e3:.0f} ms")
     before = llm.times.as_record()
     walls = [steps.advance(tokens) for _ in range(2)]
     after = llm.times.as_record()
@@ -184,12 +187,13 @@ def _one_way(parts: Any, args: Any, graphs: bool, overlap: bool, tell: Callable[
     llm = LLM.from_assembly(parts)
     try:
         for batch, context in itertools.product(args.batches, args.contexts):
-            row = measure(llm, batch, context, args.tokens, args.drafts)
+            row = measure(llm, batch, context, args.tokens, args.drafts, tell)
             rows.append({"graphs": graphs, "overlap": overlap, **row})
             tell(
                 f"graphs {'on ' if graphs else 'off'} overlap {'on ' if overlap else 'off'} batch {batch:4d} "
                 f"step {row['step_us']:9.1f} us  busy {row['device_busy_us']:9.1f} us  idle {row['idle_share']:6.1%} "
-                f"(profiled {row['idle_share_profiled']:6.1%})  {row['launches_per_step']} launches"
+                f"(profiled {row['idle_share_profiled']:6.1%})  {row['launches_per_step']} launches  "
+                f"host {sum(us for name, us in row['host_us_per_step'].items() if name != 'wait'):.0f} us"
             )
         made = llm.built.engine.graphs
         if made is not None:

@@ -185,7 +185,7 @@ def test_a_placeholder_of_another_width_is_a_fault_of_the_engine() -> None:
         StaticInputs(step(3, 0), placeholder, 8)
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("overlap", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_tokens_in_graphs_are_those_op_by_op(eager: list[Any], overlap: bool) -> None:
     tape = Tape()
     assert answers(tape.capture, overlap=overlap) == eager

@@ -19,7 +19,7 @@ _NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 _OF_DEVICE = ("CUDA error", "CUDA_ERROR", "CUDA:", "cuBLAS", "CUBLAS_STATUS")
 SHOWN_ROWS = 8
 """Rows that a message names."""
-MAY_HOLD_NAN = frozenset({"index.logits", "index.block_max", "cache.load_segments"})
+MAY_HOLD_NAN = frozenset({"moe.experts", "index.logits", "index.block_max", "cache.load_segments"})
 """Ops whose results have places that nobody reads, and that nobody writes."""
 
 

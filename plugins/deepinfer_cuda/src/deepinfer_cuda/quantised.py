@@ -52,11 +52,13 @@ class Target:
 
     def arguments(self, grid: torch.Size) -> Mapping[str, Tensor | None]:
         """What the kernel writes, over rows ``[n, h, width]``."""
-        n, heads, _ = grid
+        n, heads, width = grid
+        fmt, group, _ = self.cast
+        code_bytes = width if fmt == "e4m3" else width // 2
         return {
             "exact": None if self.exact is None else self.exact.view(grid),
-            "codes": None if self.codes is None else self.codes.view(n, heads, -1),
-            "scales": self.sf.view(torch.uint8).view(n, heads, -1),
+            "codes": None if self.codes is None else self.codes.view(n, heads, code_bytes),
+            "scales": self.sf.view(torch.uint8).view(n, heads, width // group * self.sf.element_size()),
         }
 
     def quantised(self) -> QuantTensor:

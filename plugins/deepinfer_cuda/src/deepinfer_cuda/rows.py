@@ -40,10 +40,15 @@ def is_aligned(x: Tensor) -> bool:
     return x.data_ptr() % ALIGNED == 0 and x.stride(-1) == 1 and all(s % step == 0 for s in x.stride()[:-1])
 
 
+def on_device(*tensors: Tensor) -> bool:
+    """Whether all of ``tensors`` lie where kernels run."""
+    return all(t.is_cuda for t in tensors)
+
+
 def takes_rows(x: Tensor) -> bool:
     """Whether ``x`` is bf16 rows on a device, of a width that the kernel knows."""
     return (
-        x.is_cuda
+        on_device(x)
         and x.dtype == torch.bfloat16
         and 1 <= x.dim() <= 3
         and (x.shape[-1] == 1 or x.stride(-1) == 1)
@@ -53,12 +58,12 @@ def takes_rows(x: Tensor) -> bool:
 
 def takes_target(out: Tensor, x: Tensor) -> bool:
     """Whether ``out`` can be written like ``x``, 16 bytes at a time."""
-    return out.is_cuda and out.dtype == x.dtype and out.shape == x.shape and is_aligned(out)
+    return on_device(out) and out.dtype == x.dtype and out.shape == x.shape and is_aligned(out)
 
 
 def takes_norm(x: Tensor, w: Tensor) -> bool:
     """Whether the kernel takes ``w`` as weight of rows of ``x``."""
-    return w.is_cuda and w.shape == x.shape[-1:] and w.dtype in WEIGHTS and w.is_contiguous() and is_aligned(w)
+    return on_device(w) and w.shape == x.shape[-1:] and w.dtype in WEIGHTS and w.is_contiguous() and is_aligned(w)
 
 
 def takes_cast(width: int, cast: tuple[str, int, str]) -> bool:
@@ -72,14 +77,13 @@ def takes_angles(x: Tensor, rope: tuple[Tensor, Tensor, bool]) -> bool:
     table, positions, _ = rope
     size = table.shape[-1]
     return (
-        table.is_cuda
+        on_device(table, positions)
         and table.dim() == 2
         and table.dtype == torch.float32
         and table.is_contiguous()
         and is_aligned(table)
         and 0 < size <= x.shape[-1]
         and size % CHUNK == 0
-        and positions.is_cuda
         and positions.dtype in (torch.int32, torch.int64)
         and positions.shape == x.shape[:1]
         and positions.is_contiguous()
@@ -92,7 +96,7 @@ def takes_store(x: Tensor, view: Any, slots: Tensor) -> bool:
     layout = view.layout
     if x.dim() != 2 or x.shape[1] != view.width or slots.shape != x.shape[:1] or slots.dtype != torch.int32:
         return False
-    if not slots.is_cuda or not slots.is_contiguous() or not view.tensor.is_cuda or layout.raw == "f32":
+    if not on_device(slots, view.tensor) or not slots.is_contiguous() or layout.raw == "f32":
         return False
     if layout.raw:
         return True
@@ -177,7 +181,7 @@ def launch_rows(
         0 if exact is None else exact,
         0 if codes is None else codes,
         0 if scales is None else scales,
-        0 if view is None else view.tensor,
+        0 if view is None else view.tensor.unsqueeze(1) if view.layout.split_page else view.tensor,
         0 if slots is None else slots,
         0 if view is None else view.page,
         0.0 if norm is None else norm[1],

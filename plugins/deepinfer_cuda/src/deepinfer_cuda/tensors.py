@@ -50,6 +50,8 @@ class QuantTensor:
         if self._data is None:
             source = self._values if self._values is not None else self.exact.float()
             scaled = grouped(source, self.group) / self.scale.unsqueeze(-1)
+            # The largest bf16 number over its scale is 255, stored as 256; the product of both is past all numbers.
+            scaled = torch.where(scaled.isinf(), torch.copysign(scaled.new_full((), 256.0), scaled), scaled)
             self._data = encode(scaled.view(source.shape), self.fmt)
         return self._data
 

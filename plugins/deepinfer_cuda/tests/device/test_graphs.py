@@ -44,6 +44,7 @@ def test_a_call_that_waits_is_refused_and_the_device_goes_on(runtime, cuda, wait
     with pytest.raises(GraphCaptureError, match="cannot be captured") as caught:
         runtime.capture(lambda: wait(row.add_(1)))
     assert "--no-graphs" in caught.value.remedy
+    assert torch.rand(4, device=cuda).max() < 1  # the generators are not left in a capture
     launch = runtime.capture(lambda: row.fill_(3))
     row.zero_()
     launch()

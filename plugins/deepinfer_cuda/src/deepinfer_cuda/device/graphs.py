@@ -75,7 +75,7 @@ class Graphs:
             try:
                 graph.capture_end()
             except RuntimeError as exc:
-                self._end_allocation()
+                self._clean_up()
                 raise _refusal(exc) from exc
         return graph
 
@@ -84,13 +84,20 @@ class Graphs:
         try:
             graph.capture_end()
         except RuntimeError:
-            self._end_allocation()
+            self._clean_up()
 
-    def _end_allocation(self) -> None:
-        """What ``capture_end`` leaves out where it raises: the stream still allocates from the pool, and holds it."""
-        index = self._queues.device.index
-        torch._C._cuda_endAllocateToPool(index, self._pool)
-        torch._C._cuda_releasePool(index, self._pool)
+    def _clean_up(self) -> None:
+        """What ``capture_end`` leaves undone where it raises: the stream goes on allocating from the pool and holds it,
+        and the random generators believe that they are captured. Later captures take another pool; one that records
+        next to nothing puts the generators right."""
+        index, pool, self._pool = self._queues.device.index, self._pool, None
+        torch._C._cuda_endAllocateToPool(index, pool)
+        torch._C._cuda_releasePool(index, pool)
+        nothing, scrap = torch.cuda.CUDAGraph(), torch.zeros(1, device=self._queues.device)
+        nothing.capture_begin(capture_error_mode=ERROR_MODE)
+        scrap.zero_()
+        nothing.capture_end()
+        nothing.reset()
 
     @property
     def count(self) -> int:

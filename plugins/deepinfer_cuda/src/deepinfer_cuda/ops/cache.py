@@ -13,8 +13,8 @@ from deepinfer_cuda.tensors import QuantTensor
 from deepinfer_cuda.tl.parts.row_layout import WARP, row_layout
 from deepinfer_cuda.tl.store.gather import THREADS, gather_codes, gather_rows
 
-MANY_ROWS = 1 << 15
-"""Rows from which a block makes more of them, so that fewer blocks look through the segments."""
+MANY_SEGMENTS = 1024
+"""Segments from which a block makes more rows, so that fewer blocks look through them."""
 
 
 def store(kv: Tensor, view: Any, slots: Tensor, *, want_values: bool = False) -> Tensor | None:
@@ -59,13 +59,12 @@ def load_segments(
 
 def _takes_segments(view: Any, segments: Tensor) -> bool:
     return (
-        segments.is_cuda
+        rows.on_device(segments, view.tensor)
         and segments.dtype == torch.int32
         and segments.dim() == 2
         and segments.shape[1] == 4
         and rows.is_aligned(segments)
         and segments.is_contiguous()
-        and view.tensor.is_cuda
         and (not view.layout.split_page or rows.cache_unit(view) == rows.ALIGNED)
     )
 
@@ -77,7 +76,7 @@ def _takes_values(view: Any, total: int, dtype: torch.dtype, out: Tensor | None)
     if out is None:
         return dtype == torch.bfloat16
     return (
-        out.is_cuda
+        rows.on_device(out)
         and out.dtype == torch.bfloat16
         and out.shape == (total, view.width)
         and out.is_contiguous()
@@ -89,7 +88,7 @@ def _load_values(view: Any, segments: Tensor, out: Tensor) -> None:
     fmt, group, sf = rows.cast_of(view)
     layout = row_layout(view.width)
     side = THREADS // (layout.lanes if layout is not None else WARP)
-    tile = 128 if out.shape[0] >= MANY_ROWS else max(32, side)
+    tile = 128 if segments.shape[0] > MANY_SEGMENTS else max(32, side)
     launch = gather_rows(
         width=view.width,
         fmt=fmt,
@@ -98,7 +97,7 @@ def _load_values(view: Any, segments: Tensor, out: Tensor) -> None:
         split=view.layout.split_page,
         unit=rows.cache_unit(view),
         tile=tile,
-        unroll=min(4, tile // side),
+        unroll=min(8, tile // side),
     )
     launch(view.tensor, segments, out, view.page)
 

@@ -103,7 +103,8 @@ def state_copy(src: Tensor, dst: Tensor, last_hit: int) -> None:
     """Copy the last positions before ``last_hit`` between rings ``[ring, 2, d]`` of different sizes."""
     both = (src, dst)
     if (
-        any(t.dim() != 3 or t.dtype != torch.float32 or not t.is_cuda or not t.is_contiguous() for t in both)
+        not rows.on_device(src, dst)
+        or any(t.dim() != 3 or t.dtype != torch.float32 or not t.is_contiguous() for t in both)
         or src.shape[1:] != dst.shape[1:]
         or not all(rows.is_aligned(t) for t in both)
         or not kernels.lanes_of(2 * src.shape[2])
@@ -128,12 +129,13 @@ def _takes(score: Tensor, latent: Tensor, state: Tensor, ratio: int, dtype: torc
         fits
         and 1 <= ratio <= MOST_MEMBERS
         and kernels.lanes_of(width) > 0
-        and all(t.is_cuda and t.dtype == torch.float32 and rows.is_aligned(t) for t in tensors)
+        and rows.on_device(*tensors)
+        and all(t.dtype == torch.float32 and rows.is_aligned(t) for t in tensors)
     )
 
 
 def _is_index(t: Tensor, shape: tuple[int, ...] | torch.Size) -> bool:
-    return t.is_cuda and t.dtype == torch.int32 and t.shape == torch.Size(shape) and t.is_contiguous()
+    return rows.on_device(t) and t.dtype == torch.int32 and t.shape == torch.Size(shape) and t.is_contiguous()
 
 
 OPS = {"compress.prefill": prefill, "compress.decode": decode, "compress.state_copy": state_copy}

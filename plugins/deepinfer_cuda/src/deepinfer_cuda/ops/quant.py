@@ -1,4 +1,4 @@
-"""Group quantisation of activations (``spec/kernels.md`` 1.1, 2.1)."""
+"""Group quantisation of activations (``spec/kernels.md`` 1.1, 2.1), and weights in the form of the checkpoint."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from deepinfer_cuda.quantised import Target
 from deepinfer_cuda.tensors import QuantTensor
 from deepinfer_cuda.tl.parts.row_layout import CHUNK
 from deepinfer_cuda.tl.store.dequantise import dequantise
+from deepinfer_cuda.weights import prepared
+from deepinfer_cuda.workspace import reserve
 
 WIDTHS = (512, 256, 128, 64, 32)
 """Pieces that long rows are cut into, best first."""
@@ -43,7 +45,7 @@ def cast_per_token(
     target = Target.empty(x.shape, cast, x.device) if out is None else Target.of(out)
     if x.numel():
         pieces = rows.as_pieces(x, width)
-        rows.launch_rows(pieces, cast=cast, **target.arguments(pieces.shape), unroll=_in_flight(pieces))
+        rows.launch_rows(pieces, cast=cast, **target.arguments(pieces.shape))
     if out is None:
         return target.quantised()
     if "values" in out.forms:
@@ -57,7 +59,7 @@ def dequantize(q: Any, *, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return plain_op("quant.dequantize")(q, dtype=dtype)  # type: ignore[no-any-return]
     if dtype != torch.bfloat16:
         return q.values.to(dtype)
-    if "exact" in q.forms or not q.sf.is_cuda or q.group % CHUNK or not q.sf.is_contiguous():
+    if "exact" in q.forms or not rows.on_device(q.sf) or q.group % CHUNK or not q.sf.is_contiguous():
         return q.exact
     codes = q.data.contiguous()
     out = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
@@ -81,14 +83,14 @@ def overwrite(out: QuantTensor, q: Any) -> QuantTensor:
 
 
 def _takes(x: Tensor, out: Any, cast: tuple[str, int, str]) -> bool:
-    if not x.is_cuda or x.dtype != torch.bfloat16 or not x.dim() or (x.stride(-1) != 1 and x.shape[-1] > 1):
+    if not rows.on_device(x) or x.dtype != torch.bfloat16 or not x.dim() or (x.stride(-1) != 1 and x.shape[-1] > 1):
         return False
     if out is None:
         return True
     if not isinstance(out, QuantTensor) or (out.shape, out.fmt, out.group, out.sf_kind) != (x.shape, *cast):
         return False
     held = [out.sf, *(getattr(out, form) for form in out.forms)]
-    return all(t.is_cuda and t.is_contiguous() for t in held)
+    return rows.on_device(*held) and all(t.is_contiguous() for t in held)
 
 
 def _piece(x: Tensor, cast: tuple[str, int, str]) -> int:
@@ -97,8 +99,24 @@ def _piece(x: Tensor, cast: tuple[str, int, str]) -> int:
     return next((w for w in WIDTHS if not width % w and rows.takes_cast(w, cast)), 0)
 
 
-def _in_flight(pieces: Tensor) -> int:
-    return 2 if pieces.shape[0] * pieces.shape[1] >= 8192 else 1
+def prepare_weight(name: str, w: Any, sf: Any = None, *, use: str = "dense") -> Any:
+    """A checkpoint weight on its device, in the form of the checkpoint; what products need beside it is made later.
+
+    :param w: one weight ``[out, in]``; or a list, joined along the outputs; for ``use="experts"`` a list with one entry
+        (a weight or a list to join) for each expert.
+    :param sf: the scales, nested like ``w``.
+    :param use: ``dense``, ``experts`` or ``heads:G``.
+    :raises ShapeContractError: a scale grid or a shape does not fit.
+    """
+    found = prepared(name, w, sf, use)
+    if found is None:
+        return plain_op("quant.prepare_weight")(name, w, sf, use=use)
+    reserve(found.device)
+    return found
 
 
-OPS = {"quant.cast_per_token": cast_per_token, "quant.dequantize": dequantize}
+OPS = {
+    "quant.cast_per_token": cast_per_token,
+    "quant.dequantize": dequantize,
+    "quant.prepare_weight": prepare_weight,
+}

@@ -15,12 +15,12 @@ from deepinfer_cuda.tl.parts.row_layout import CHUNK
 
 COPY_STAGES = ("norm", "transform", "cast_back")
 MANY_ROWS = 8192
-"""Rows from which a thread keeps several in flight."""
+"""Rows from which a thread may keep several in flight."""
 
 
 def rope_rows(cos_sin: Tensor, positions: Tensor) -> Any:
     """Rows of ``cos_sin`` ``[max_pos, R]`` at ``positions`` ``[T]``: no launch, see :class:`RopeRows`."""
-    if not cos_sin.is_cuda or cos_sin.dim() != 2 or cos_sin.shape[1] % 2 or positions.dim() != 1:
+    if not rows.on_device(cos_sin) or cos_sin.dim() != 2 or cos_sin.shape[1] % 2 or positions.dim() != 1:
         return plain_op("transform.rope_rows")(cos_sin, positions)
     if positions.dtype not in (torch.int32, torch.int64):
         return plain_op("transform.rope_rows")(cos_sin, positions)
@@ -94,7 +94,7 @@ def fused(
         store=store,
         y=None if y is None else rows.as_rows(y),
         copied=rows.as_rows(copied) if copied is not None and copied is not x else None,
-        unroll=2 if given.shape[0] * given.shape[1] >= MANY_ROWS else 1,
+        unroll=_in_flight(given),
         **arguments,
     )
     result = None if store is not None else y if target is None else target.quantised()
@@ -111,13 +111,17 @@ def _turn(x: Tensor, turn: tuple[Tensor, Tensor, bool], out: Tensor | None) -> T
     """Rotation alone; in place, the values in front of the rotated ones are left alone."""
     if out is not None and out.data_ptr() == x.data_ptr() and out.stride() == x.stride():
         tail = rows.as_rows(x)[..., x.shape[-1] - turn[0].shape[1] :]
-        rows.launch_rows(tail, rope=turn, y=tail, unroll=4 if tail.shape[0] * tail.shape[1] >= MANY_ROWS else 1)
+        rows.launch_rows(tail, rope=turn, y=tail, unroll=_in_flight(tail))
         return out
     y = _like(x) if out is None else out
-    given = rows.as_rows(x)
-    unroll = 2 if given.shape[0] * given.shape[1] >= MANY_ROWS else 1
-    rows.launch_rows(given, rope=turn, y=rows.as_rows(y), unroll=unroll)
+    rows.launch_rows(rows.as_rows(x), rope=turn, y=rows.as_rows(y))
     return y
+
+
+def _in_flight(given: Tensor) -> int:
+    """Rows that a thread has on their way: several heads of a token share its angles, where they are short and many."""
+    n, heads, width = given.shape
+    return 4 if n * heads >= MANY_ROWS and heads % 4 == 0 and width <= 128 else 1
 
 
 def _takes_turn(x: Tensor, turn: tuple[Tensor, Tensor, bool], out: Tensor | None) -> bool:

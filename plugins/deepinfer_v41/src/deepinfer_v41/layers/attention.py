@@ -45,7 +45,10 @@ class Attention:
         """``x [T, D]`` normed, and the same rows as the GEMMs take them -> ``[T, D]``. Writes the caches."""
         turn = step.rope(self._plan.ratio)
         low = self._dense(quantised, self._down)
-        latent, latent_q = self._rms(low[:, : self._rank], self._q_norm, eps=self._eps, cast=self._cast)
+        plain = self._cast is None  # otherwise only the quantised rows are read
+        latent, latent_q = self._rms(
+            low[:, : self._rank], self._q_norm, eps=self._eps, cast=self._cast, want_bf16=plain
+        )
         up = self._dense(latent if latent_q is None else latent_q, self._up)
         width = self._heads * self._width
         q = up[:, :width].view(len(up), self._heads, self._width)

@@ -40,6 +40,18 @@ DI_FN uint32_t di_max2(uint32_t a, uint32_t b) {
   return pair;
 }
 
+DI_FN uint32_t di_min2(uint32_t a, uint32_t b) {
+  uint32_t pair;
+  asm("min.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+  return pair;
+}
+
+DI_FN uint32_t di_fma2(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t pair;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(a), "r"(b), "r"(c));
+  return pair;
+}
+
 DI_FN uint32_t di_abs2(uint32_t pair) { return pair & 0x7fff7fffu; }
 
 // The larger of both halves of a pair of magnitudes, in fp32.
@@ -123,17 +135,21 @@ DI_FN uint32_t di_e4m3_scale_of_e2m1(float amax) {
 DI_FN float di_reciprocal(float s) { return __frcp_rn(s); }
 
 // ---- E2M1: code = sign << 3 | index of {0, .5, 1, 1.5, 2, 3, 4, 6}
+//
+// The index of |x| <= 6 is min(2 x, x + 2, x / 2 + 4), rounded to an integer, ties to even: each line is the one below
+// the others in its binade. Added to a number whose last place is 1, each line is rounded by its own fused multiply-add,
+// and rounding keeps order, so the smallest sum holds the index in its low bits.
 
-// Index of |x| <= 6. Adding E * 2^22 (E = the power of two not above |x|, at least 1) leaves round(|x| / (E / 2)) in
-// the low bits of the sum, ties to even; each doubling of E adds two to the index. Bit 22 of the sum is 0.
+// Index of a magnitude |x| <= 6: sums of 2^23.
 DI_FN uint32_t di_e2m1_index(float x) {
-  const float magnitude = fminf(fabsf(x), 6.0f);
-  const uint32_t e = max(__float_as_uint(magnitude) & 0x7f800000u, 0x3f800000u);
-  const uint32_t s = __float_as_uint(magnitude + __uint_as_float(e + (22u << 23)));
-  return ((s & 7u) + ((s >> 22) & 6u) - 2u) & 7u;
+  const float s = fminf(fminf(__fmaf_rn(x, 2.0f, 8388608.0f), __fadd_rn(x, 8388610.0f)), __fmaf_rn(x, 0.5f, 8388612.0f));
+  return __float_as_uint(s) & 7u;
 }
 
-DI_FN uint32_t di_e2m1(float x) { return di_e2m1_index(x) | ((__float_as_uint(x) >> 28) & 8u); }
+// One fp32 value, saturating.
+DI_FN uint32_t di_e2m1(float x) {
+  return di_e2m1_index(fminf(fabsf(x), 6.0f)) | ((__float_as_uint(x) >> 28) & 8u);
+}
 
 // Eight fp32 values to eight codes, the first in the lowest nibble.
 DI_FN uint32_t di_e2m1x8(float a, float b, float c, float d, float e, float f, float g, float h) {
@@ -141,19 +157,21 @@ DI_FN uint32_t di_e2m1x8(float a, float b, float c, float d, float e, float f, f
          (di_e2m1(f) << 20) | (di_e2m1(g) << 24) | (di_e2m1(h) << 28);
 }
 
-// Codes of a pair with |x| <= 6, in bits 0 - 3 and 16 - 19: the same in bf16, where the addend is E * 2^6.
-DI_FN uint32_t di_e2m1_codes2(uint32_t pair) {
-  const uint32_t magnitude = di_abs2(pair);
-  const uint32_t e = di_max2(magnitude & 0x7f807f80u, 0x3f803f80u);
-  const uint32_t s = di_add2(magnitude, e + 0x03000300u);
-  const uint32_t index = (s & 0x00070007u) + ((s >> 6) & 0x00060006u) - 0x00020002u;
-  return (index & 0x00070007u) | ((pair >> 12) & 0x00080008u);
+// Codes of a pair times a power of two, in bits 0 - 3 and 16 - 19; the product is within 6 and never rounded. Sums of
+// 2^7, whose last place in bf16 is 1; the factors are twice the power, itself and half of it.
+DI_FN uint32_t di_e2m1_codes2(uint32_t pair, uint32_t twice, uint32_t once, uint32_t half) {
+  const uint32_t x = di_abs2(pair);
+  const uint32_t s = di_min2(di_min2(di_fma2(x, twice, 0x43004300u), di_fma2(x, once, 0x43024302u)),
+                             di_fma2(x, half, 0x43044304u));
+  return (s & 0x00070007u) | ((pair >> 12) & 0x00080008u);
 }
 
-// Four pairs, already over their power-of-two scale, to eight codes, the first in the lowest nibble.
-DI_FN uint32_t di_e2m1x8_of_pairs(uint32_t p, uint32_t q, uint32_t r, uint32_t s) {
-  const uint32_t a = di_e2m1_codes2(p) | (di_e2m1_codes2(q) << 8);  // bytes: e0 e2 | e1 e3
-  const uint32_t b = di_e2m1_codes2(r) | (di_e2m1_codes2(s) << 8);  // bytes: e4 e6 | e5 e7
+// Four pairs over a power-of-two scale (given as its inverse, twice) to eight codes, the first in the lowest nibble.
+DI_FN uint32_t di_e2m1x8_of_pairs(uint32_t p, uint32_t q, uint32_t r, uint32_t s, uint32_t inverse) {
+  const uint32_t twice = di_mul2(inverse, 0x40004000u), half = di_mul2(inverse, 0x3f003f00u);
+  const uint32_t a = di_e2m1_codes2(p, twice, inverse, half) | (di_e2m1_codes2(q, twice, inverse, half) << 8);
+  const uint32_t b = di_e2m1_codes2(r, twice, inverse, half) | (di_e2m1_codes2(s, twice, inverse, half) << 8);
+  // Bytes of a: e0 e2 | e1 e3, of b: e4 e6 | e5 e7.
   return __byte_perm(a, b, 0x5410) | (__byte_perm(a, b, 0x7632) << 4);
 }
 
@@ -209,5 +227,8 @@ DI_FN uint32_t di_load_bytes(const void *address) {
   const uint8_t *p = (const uint8_t *)address;
   return (uint32_t)p[0] | ((uint32_t)p[1] << 8) | ((uint32_t)p[2] << 16) | ((uint32_t)p[3] << 24);
 }
+
+// Number of the highest set bit of `mask` at or below `lane`; -1: there is none.
+DI_FN int di_last_marked(uint32_t mask, int lane) { return 31 - __clz(mask & (0xffffffffu >> (31 - lane))); }
 
 #endif

@@ -137,9 +137,9 @@ def e2m1x8(*values: Expr) -> Expr:
     return T.call_pure_extern("uint32", "di_e2m1x8", *values)
 
 
-def e2m1x8_of_pairs(p: Expr, q: Expr, r: Expr, s: Expr) -> Expr:
-    """Four pairs, over a power-of-two scale (so within 6), to a word of eight codes."""
-    return T.call_pure_extern("uint32", "di_e2m1x8_of_pairs", p, q, r, s)
+def e2m1x8_of_pairs(p: Expr, q: Expr, r: Expr, s: Expr, inverse: Expr) -> Expr:
+    """Four pairs over a power-of-two scale, given as :func:`ue8m0_inverse2`, to a word of eight codes."""
+    return T.call_pure_extern("uint32", "di_e2m1x8_of_pairs", p, q, r, s, inverse)
 
 
 def e2m1_pair(word: Expr, i: Expr) -> Expr:
@@ -185,3 +185,8 @@ def store16(address: Expr, value: Expr) -> Expr:
 def load_pieces(address: Expr, unit: int) -> Expr:
     """A word from an address that is a multiple of ``unit`` (2 or 1) bytes."""
     return T.call_extern("uint32", "di_load_halves" if unit == 2 else "di_load_bytes", address)
+
+
+def last_marked(mask: Expr, lane: Expr) -> Expr:
+    """Number of the highest set bit of ``mask`` (uint32) at or below ``lane``; -1: there is none."""
+    return T.call_pure_extern("int32", "di_last_marked", mask, lane)

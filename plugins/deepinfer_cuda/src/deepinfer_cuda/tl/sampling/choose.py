@@ -329,7 +329,10 @@ def choose(*, width: int, vector: int, result: str, threads: int = 512) -> Any:
                     read(values, logits, row, first + i * chunk)
                     for v in T.unroll(vector):
                         e = pure("float32", "di_relative", values[v], peak, heat)
-                        if (e >= least) and (pure("uint64", "di_rank", values[v], first + i * chunk + v) >= cut[0]):
+                        if (e >= least) and (
+                            (cut[0] == T.uint64(0))
+                            or (pure("uint64", "di_rank", values[v], first + i * chunk + v) >= cut[0])
+                        ):
                             part[0] = part[0] + pure("int64", "di_weight", e, share)
                 part[0] = T.call_extern("int64", "di_warp_sum", part[0])
                 T.sync_threads()

@@ -74,7 +74,8 @@ __device__ __forceinline__ long long di_warp_scan(long long x) {
 
 // Logit over temperature relative to the peak's; exactly 0 at the peak.
 __device__ __forceinline__ float di_scaled(float x, float peak, float temperature) {
-  return __fdiv_rn(__fsub_rn(x, peak), temperature);
+  const float y = __fsub_rn(x, peak);
+  return temperature == 1.0f ? y : __fdiv_rn(y, temperature);  // a division costs as much as all the rest
 }
 
 // exp of that: 1 at the peak.
@@ -116,12 +117,17 @@ __device__ __forceinline__ void di_count(unsigned* tally, uint64_t* masses, long
   atomicAdd((unsigned long long*)masses, (unsigned long long)mass);
 }
 
-// floor(e * 2^44).
-__device__ __forceinline__ long long di_mass(float e) { return (long long)(e * 17592186044416.0f); }
+// floor(e * 2^44) of e in [0, 1], in two halves: a conversion to 64 bits is many instructions.
+__device__ __forceinline__ long long di_mass(float e) {
+  const float high = e * 4194304.0f;
+  const unsigned upper = (unsigned)high;
+  const unsigned lower = (unsigned)(__fsub_rn(high, (float)upper) * 4194304.0f);  // exact: below 2^22 both
+  return (long long)((unsigned long long)upper << 22 | lower);
+}
 
-// floor(p * 2^31) of p = e / share.
+// floor(p * 2^31) of p = e / share, at most 1.
 __device__ __forceinline__ long long di_weight(float e, float share) {
-  return (long long)(__fdiv_rn(e, share) * 2147483648.0f);
+  return (long long)(unsigned)(__fdiv_rn(e, share) * 2147483648.0f);
 }
 
 // exp of a log-probability; NaN counts as nothing.

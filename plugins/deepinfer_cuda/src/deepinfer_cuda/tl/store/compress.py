@@ -13,6 +13,8 @@ from deepinfer_cuda.jit import kernel
 from deepinfer_cuda.tl.parts import numbers as nf
 
 THREADS = 128
+BATCH = 2
+"""Rows on their way to a ring at a time."""
 LANE = 4
 """Channels of a thread: 16 bytes of fp32."""
 
@@ -95,6 +97,8 @@ def compress_decode(*, width: int, ratio: int, dtype: str):
             length = T.alloc_local((1,), "int32")
             before = T.alloc_local((1,), "int32")
             last = (ratio - 1) * LANE
+            T.pdl_sync()
+            T.pdl_trigger()
             if row < n:
                 slot[0] = state_slot[row]
                 length[0] = context[row]
@@ -157,13 +161,14 @@ def compress_prefill(*, width: int, ratio: int, dtype: str, permuted: bool):
         out: T.Tensor((sc, width), dtype),
     ):
         with T.Kernel(T.ceildiv(sc, side), threads=threads, prelude=nf.NUMBERS) as block:
+            T.annotate_min_blocks_per_sm(12 * THREADS // threads)  # all blocks of a chunk at once
             t = T.get_thread_binding()
             row = block * side + t // lanes
             at = t % lanes * LANE
             scores = T.alloc_local((ratio * LANE,), "float32")
             latents = T.alloc_local((ratio * LANE,), "float32")
             result = T.alloc_local((LANE,), "float32")
-            moved = T.alloc_local((8,), "uint32")
+            moved = T.alloc_local((8 * BATCH,), "uint32")
             seq = T.alloc_local((1,), "int32")
             first = T.alloc_local((1,), "int32")  # row of the chunk's first token
             count = T.alloc_local((1,), "int32")  # rows of the chunk
@@ -173,6 +178,8 @@ def compress_prefill(*, width: int, ratio: int, dtype: str, permuted: bool):
             slot = T.alloc_local((1,), "int32")
             source = T.alloc_local((1,), "int32")
             is_first = T.alloc_local((1,), "int32")
+            T.pdl_sync()
+            T.pdl_trigger()
             if row < sc:
                 seq[0] = row_seq[row]
                 first[0] = cu_q[seq[0]]
@@ -201,15 +208,20 @@ def compress_prefill(*, width: int, ratio: int, dtype: str, permuted: bool):
                     combine(result, scores, latents, ratio)
                 put_result(out, row, at, result, dtype)
                 if is_first[0] != 0:
-                    for back in T.serial(T.min(count[0], ring)):
-                        source[0] = first[0] + count[0] - 1 - back
-                        if permuted:
-                            source[0] = perm[source[0]]
-                        moved[0:4] = T.ldg128(score[source[0], at])
-                        moved[4:8] = T.ldg128(latent[source[0], at])
-                        place = T.truncmod(end[0] - 1 - back, ring)
-                        T.stg128(state[slot[0], place, 0, at], moved[0:4])
-                        T.stg128(state[slot[0], place, 1, at], moved[4:8])
+                    for batch in T.serial(T.ceildiv(T.min(count[0], ring), BATCH)):
+                        for i in list(range(BATCH)):
+                            back = batch * BATCH + i
+                            source[0] = first[0] + count[0] - 1 - T.min(back, count[0] - 1)
+                            if permuted:
+                                source[0] = perm[source[0]]
+                            moved[8 * i : 8 * i + 4] = T.ldg128(score[source[0], at])
+                            moved[8 * i + 4 : 8 * i + 8] = T.ldg128(latent[source[0], at])
+                        for i in list(range(BATCH)):
+                            back = batch * BATCH + i
+                            if back < T.min(count[0], ring):
+                                place = T.truncmod(end[0] - 1 - back, ring)
+                                T.stg128(state[slot[0], place, 0, at], moved[8 * i : 8 * i + 4])
+                                T.stg128(state[slot[0], place, 1, at], moved[8 * i + 4 : 8 * i + 8])
 
     return compress_prefill
 

@@ -36,6 +36,8 @@ def dequantise(*, fmt: str, group: int, sf: str, unroll: int):
             scale = T.alloc_local((unroll,), "float32" if sf == "f32" else "uint32")
             factor = T.alloc_local((1,), "uint32")
             v = T.alloc_local((4,), "uint32")
+            T.pdl_sync()
+            T.pdl_trigger()
             for u in each:
                 i = (block * unroll + u) * THREADS + t
                 if i < chunks:

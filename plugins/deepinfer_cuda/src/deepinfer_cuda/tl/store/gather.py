@@ -12,7 +12,7 @@ import tilelang.language as T
 
 from deepinfer_cuda.jit import kernel
 from deepinfer_cuda.tl.parts import numbers as nf
-from deepinfer_cuda.tl.parts.row_layout import CHUNK, row_layout
+from deepinfer_cuda.tl.parts.row_layout import CHUNK, WARP, row_layout
 
 THREADS = 128
 
@@ -22,28 +22,50 @@ INDEX_FP4: dict[str, Any] = {"width": 128, "fmt": "e2m1", "group": 32, "sf": "ue
 
 
 @T.macro
-def mark_tile(table, segment, segments, t, begin, page, count, tile):
-    """``table[tile]``: the entry (unit * page + place) of each of the block's rows, -1 where there is none."""
-    for r in T.serial(T.ceildiv(tile, THREADS)):
+def mark_tile(table, starts, segments, t, begin, page, count, tile):
+    """``table[tile]``: the entry (unit * page + place) of each of the block's rows, -1 where there is none.
+
+    Every segment marks, in each run of 32 rows that it reaches, the first row of its own; a row belongs to the last
+    mark at or before it in its run, which a warp finds by a ballot.
+    """
+    segment = T.alloc_local((4,), "int32")
+    mark = T.alloc_local((1,), "int32")
+    own = T.alloc_local((1,), "int32")
+    for r in list(range((tile + THREADS - 1) // THREADS)):
         if r * THREADS + t < tile:
-            table[r * THREADS + t] = -1
+            starts[r * THREADS + t] = -1
     T.sync_threads()
     for s in T.serial(T.ceildiv(count, THREADS)):
         if s * THREADS + t < count:
             for c in T.vectorized(4):
                 segment[c] = segments[s * THREADS + t, c]
-            first = T.max(segment[3], begin)
-            end = T.min(segment[3] + segment[2] - segment[1], begin + tile)
-            if segment[0] >= 0:
-                for r in T.serial(T.max(end - first, 0)):
-                    table[first - begin + r] = segment[0] * page + segment[1] + first - segment[3] + r
+            for run in list(range(tile // WARP)):
+                first = T.max(segment[3], begin + run * WARP)
+                if first < T.min(segment[3] + segment[2] - segment[1], begin + (run + 1) * WARP):
+                    starts[first - begin] = s * THREADS + t
+    T.sync_threads()
+    for r in list(range((tile + THREADS - 1) // THREADS)):
+        row = r * THREADS + t
+        if row < tile:  # whole warps
+            marked = T.ballot_sync(starts[row] >= 0)
+            at = nf.last_marked(T.cast(marked, "uint32"), t % WARP)
+            mark[0] = -1
+            if at >= 0:
+                mark[0] = starts[row - t % WARP + at]
+            own[0] = -1
+            if mark[0] >= 0:
+                for c in T.vectorized(4):
+                    segment[c] = segments[mark[0], c]
+                if segment[0] >= 0 and begin + row < segment[3] + segment[2] - segment[1]:
+                    own[0] = segment[0] * page + segment[1] + begin + row - segment[3]
+            table[row] = own[0]
     T.sync_threads()
 
 
 @kernel(
     cases=[
-        V41 | {"tile": 32, "unroll": 4},
-        V41_FP4 | {"tile": 32, "unroll": 4},
+        V41 | {"tile": 32, "unroll": 8},
+        V41_FP4 | {"tile": 32, "unroll": 8},
         V41 | {"width": 64, "unit": 2, "tile": 32, "unroll": 2},
     ],
     pass_configs={"tl.disable_safe_memory_legalize": True},
@@ -139,19 +161,21 @@ def gather_rows(*, width: int, fmt: str, group: int, sf: str, split: bool, unit:
             t = T.get_thread_binding()
             lane = t % lanes
             table = T.alloc_shared((tile,), "int32")
+            starts = T.alloc_shared((tile,), "int32")
             code = T.alloc_local((unroll * chunks * words,), "uint32")
             scale = T.alloc_local((unroll * chunks,), "uint32")
             source = T.alloc_local((1,), "int32")
             place = T.alloc_local((unroll * 2,), "int32")  # unit, or -1 where nothing is read, and entry
-            segment = T.alloc_local((4,), "int32")
             v = T.alloc_local((4,), "uint32")
             begin = block * tile
-            mark_tile(table, segment, segments, t, begin, page, count, tile)
+            T.pdl_sync()
+            T.pdl_trigger()
+            mark_tile(table, starts, segments, t, begin, page, count, tile)
             for batch in list(range(batches)):
                 for u in each:
                     source[0] = table[(batch * unroll + u) * side + t // lanes]
                     place[2 * u] = T.if_then_else(source[0] >= 0, T.truncdiv(source[0], page), -1)
-                    place[2 * u + 1] = T.truncmod(source[0], page)
+                    place[2 * u + 1] = source[0] - place[2 * u] * page
                     if place[2 * u] >= 0:
                         for j in every:
                             i, chunk = u * chunks + j, j * lanes + lane
@@ -203,13 +227,15 @@ def gather_codes(*, data_bytes: int, scale_bytes: int, piece: int, tile: int):
         with T.Kernel(T.ceildiv(total, tile), threads=THREADS, prelude=nf.NUMBERS) as block:
             t = T.get_thread_binding()
             table = T.alloc_shared((tile,), "int32")
-            segment = T.alloc_local((4,), "int32")
+            starts = T.alloc_shared((tile,), "int32")
             source = T.alloc_local((1,), "int32")
             place = T.alloc_local((2,), "int32")
             moved = T.alloc_local((rounds * words,), "uint32")
             scale = T.alloc_local((1,), "uint32")
             begin = block * tile
-            mark_tile(table, segment, segments, t, begin, page, count, tile)
+            T.pdl_sync()
+            T.pdl_trigger()
+            mark_tile(table, starts, segments, t, begin, page, count, tile)
             for i in list(range(rounds)):
                 source[0] = table[(i * THREADS + t) // pieces]
                 place[0] = T.truncdiv(source[0], page)

@@ -13,9 +13,9 @@ import tilelang.language as T
 from deepinfer_cuda.jit import kernel
 from deepinfer_cuda.tl.parts import numbers as nf
 from deepinfer_cuda.tl.parts.row_layout import BLOCK, CHUNK, WARP, row_layout
+from deepinfer_cuda.tl.store.encode import decoder, encoder
+from deepinfer_cuda.tl.store.place import placer, putter
 
-TOP = {"e4m3": 448.0, "e2m1": 6.0}
-FLOOR = {"e4m3": 1e-4, "e2m1": 6.0 * 2.0**-126}
 PLAIN: dict[str, Any] = {
     "width": 512,
     "heads": 1,
@@ -34,6 +34,9 @@ PLAIN: dict[str, Any] = {
     "out": False,
     "copy": False,
     "unroll": 1,
+    "early": True,
+    "resident": 1,
+    "chained": True,
 }
 """No stage at all: what a call wants is put over it."""
 Q8: dict[str, Any] = {"fmt": "e4m3", "group": 32, "sf": "ue8m0"}
@@ -48,8 +51,9 @@ CASES = [
         {"width": 5120, "norm": "float32", "out": True, "exact": True, **Q8, "target": "scales"},
         {"width": 1280, "norm": "float32", "out": True, "exact": True, **Q8, "target": "scales"},
         {"width": 256, "norm": "float32", "out": True, "exact": True, **Q8, "target": "scales"},
-        {"width": 512, "heads": 10, "exact": True, **Q8, "target": "scales", "unroll": 2},
-        {"width": 128, "heads": 32, "rope": 64, **Q4, "target": "codes", "unroll": 2},
+        {"width": 512, "heads": 10, "exact": True, **Q8, "target": "scales"},
+        {"width": 128, "heads": 32, "rope": 64, **Q4, "target": "codes"},
+        {"width": 128, "heads": 32, "rope": 64, **Q4, "target": "codes", "unroll": 4},
         {"width": 64, "heads": 64, "rope": 64, "out": True, "unroll": 4},
         {"width": 64, "heads": 64, "rope": 64, "out": True, "conjugate": True, "unroll": 4},
         KV | Q8 | {"target": "cache", "unit": 16},
@@ -81,6 +85,9 @@ def rows(
     out: bool,
     copy: bool,
     unroll: int,
+    early: bool,
+    resident: int,
+    chained: bool,
 ):
     """``norm``: dtype of the weight, or "". ``rope``: values rotated at a row's end. ``target``: where what is
     quantised goes: ``codes`` (beside scales), ``scales`` alone, ``cache`` (an entry's scales behind its codes),
@@ -102,9 +109,23 @@ def rows(
     scale_bytes = width // group * scale_size if group else 0
     # Four scale bytes go out as one word where four groups lie side by side in a warp and the address allows it.
     together = scale_size == 1 and lanes >= 4 * gl and (target in ("codes", "scales") or unit >= 4)
+    encode, decode, put = encoder(fmt, group, sf), decoder(fmt, sf), putter(unit)
+    place = placer(
+        target=target,
+        unit=16 if target in ("codes", "split") else unit,
+        fmt=fmt,
+        sf=sf,
+        row_bytes=row_bytes,
+        scale_bytes=scale_bytes,
+        together=together,
+    )
     first_turned = (width - rope) // CHUNK if rope else chunks * lanes
     each, every, some = list(range(unroll)), list(range(chunks)), list(range(4))
     turned = [j for j in every if (j + 1) * lanes > first_turned]
+
+    # Where a thread's rows are heads of one token, they lie side by side and share the angles.
+    one_token = heads > 1 and heads % unroll == 0
+    angle_sets = [0] if one_token else each
 
     n = T.dynamic("n")
     xn, xh, yn, yh = T.dynamic("xn, xh, yn, yh")
@@ -126,28 +147,9 @@ def rows(
     if target == "cache":
         cache_type = T.StridedTensor((units, entries, row_bytes + scale_bytes), (unit_stride, entry_stride, 1), "uint8")
     elif target == "split":
-        cache_type = T.StridedTensor((units, entries), (unit_stride, 1), "uint8")
+        cache_type = T.StridedTensor((units, 1, entries), (unit_stride, entry_stride, 1), "uint8")
     else:
         cache_type = absent
-
-    @T.macro
-    def put(buffer, head, tail, at, code, index, size):
-        """``size`` words of ``code`` from ``index`` to byte ``at``, in pieces that the address allows."""
-        if size == 4 and unit >= 16:
-            T.stg128(buffer[head, tail, at], code[index : index + 4])
-        elif size >= 2 and unit >= 8:
-            for i in list(range(0, size, 2)):
-                T.stg64(buffer[head, tail, at + 4 * i], code[index + i : index + i + 2])
-        elif unit >= 4:
-            for i in list(range(size)):
-                T.stg32(buffer[head, tail, at + 4 * i], code[index + i])
-        elif unit == 2:
-            for i in list(range(2 * size)):
-                piece = code[index + i // 2] >> T.uint32(16 * (i % 2))
-                T.evaluate(nf.store16(T.address_of(buffer[head, tail, at + 2 * i]), piece))
-        else:
-            for i in list(range(4 * size)):
-                buffer[head, tail, at + i] = T.cast(code[index + i // 4] >> T.uint32(8 * (i % 4)), "uint8")
 
     @T.macro
     def put_rows(w, buffer, row, lane, is_row):
@@ -171,22 +173,22 @@ def rows(
                     T.stg128(residual_[token, head, at], w[i : i + 4])
 
     @T.macro
-    def load_factor(factor, weight, at, out_scale):
+    def load_factor(factor, f, weight, at, out_scale):
         """Eight weights from ``at``, times ``out_scale``."""
         if norm == "float32":
             for c in T.vectorized(4):
-                factor[c] = weight[at + c]
+                factor[f + c] = weight[at + c]
             for c in T.vectorized(4):
-                factor[4 + c] = weight[at + 4 + c]
+                factor[f + 4 + c] = weight[at + 4 + c]
         else:
             pairs = T.alloc_local((4,), "uint32")
             pairs[0:4] = T.ldg128(weight[at])
             for c in some:
-                factor[2 * c] = nf.lo(pairs[c])
-                factor[2 * c + 1] = nf.hi(pairs[c])
+                factor[f + 2 * c] = nf.lo(pairs[c])
+                factor[f + 2 * c + 1] = nf.hi(pairs[c])
         if scaled:
             for c in list(range(CHUNK)):
-                factor[c] = factor[c] * out_scale
+                factor[f + c] = factor[f + c] * out_scale
 
     @T.macro
     def sum_squares(w, total, t):
@@ -215,22 +217,27 @@ def rows(
     @T.macro
     def normalise(w, weight, copied, row, lane, t, is_row, eps, out_scale):
         rstd = T.alloc_local((unroll,), "float32")
-        factor = T.alloc_local((CHUNK,), "float32")
+        factor = T.alloc_local((CHUNK * (chunks if early else 1),), "float32")
+        if early:  # on the way while the sum is made
+            for j in every:
+                load_factor(factor, j * CHUNK, weight, (j * lanes + lane) * CHUNK, out_scale)
         sum_squares(w, rstd, t)
         for u in each:
             rstd[u] = nf.inverse_rms(rstd[u], width, eps)
         for j in every:
-            load_factor(factor, weight, (j * lanes + lane) * CHUNK, out_scale)
+            f = j * CHUNK if early else 0
+            if not early:
+                load_factor(factor, 0, weight, (j * lanes + lane) * CHUNK, out_scale)
             for u in each:
                 for c in some:
                     i = u * held + 4 * j + c
-                    w[i] = nf.normed(w[i], rstd[u], factor[2 * c], factor[2 * c + 1])
+                    w[i] = nf.normed(w[i], rstd[u], factor[f + 2 * c], factor[f + 2 * c + 1])
         if copy:
             put_rows(w, copied, row, lane, is_row)
 
     @T.macro
     def load_angles(angle, table, where, lane):
-        for u in each:
+        for u in angle_sets:
             for k in list(range(len(turned))):
                 chunk = turned[k] * lanes + lane - first_turned
                 a = (u * len(turned) + k) * 8
@@ -246,145 +253,42 @@ def rows(
             for k in list(range(len(turned))):
                 if turned[k] * lanes + lane - first_turned >= 0:
                     for c in some:
-                        i, a = u * held + 4 * turned[k] + c, (u * len(turned) + k) * 8 + c
+                        i = u * held + 4 * turned[k] + c
+                        a = ((0 if one_token else u) * len(turned) + k) * 8 + c
                         w[i] = nf.turned(w[i], angle[a], -angle[a + 4] if conjugate else angle[a + 4])
 
     @T.macro
-    def encode_over_power(w, at, amax, code, byte, scale):
-        """Codes under a power of two: pairs are multiplied exactly."""
-        v = T.alloc_local((4,), "uint32")
-        byte[0] = nf.ue8m0_of(fmt, amax)
-        for c in some:
-            v[c] = nf.mul2(w[at + c], nf.ue8m0_inverse2(byte[0]))
-        if fmt == "e4m3":
-            code[0] = nf.e4m3x4_of_pairs(v[0], v[1])
-            code[1] = nf.e4m3x4_of_pairs(v[2], v[3])
-        else:
-            code[0] = nf.e2m1x8_of_pairs(v[0], v[1], v[2], v[3])
-        scale[0] = nf.ue8m0(byte[0])
-
-    @T.macro
-    def encode_over_number(w, at, amax, code, byte, scale):
-        """Codes under a scale that is no power of two: in fp32, times a reciprocal."""
-        f = T.alloc_local((CHUNK,), "float32")
-        inverse = T.alloc_local((1,), "float32")
-        if sf == "e4m3":
-            byte[0] = nf.e4m3_scale_of_e2m1(amax)
-            scale[0] = nf.e4m3(byte[0])
-            inverse[0] = nf.reciprocal(scale[0])
-        else:
-            floored = T.max(amax, T.float32(FLOOR[fmt]))
-            scale[0] = T.ieee_fdiv(floored, T.float32(TOP[fmt]))
-            inverse[0] = T.ieee_fdiv(T.float32(TOP[fmt]), floored)
-            byte[0] = T.reinterpret(scale[0], "uint32")
-        for c in some:
-            f[2 * c] = nf.lo(w[at + c]) * inverse[0]
-            f[2 * c + 1] = nf.hi(w[at + c]) * inverse[0]
-        if fmt == "e4m3":
-            code[0] = nf.e4m3x4(f[0], f[1], f[2], f[3])
-            code[1] = nf.e4m3x4(f[4], f[5], f[6], f[7])
-        else:
-            code[0] = nf.e2m1x8(f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7])
-
-    @T.macro
-    def put_exact(buffer, token, head, at, code, scale):
-        """What eight codes stand for."""
-        v = T.alloc_local((4,), "uint32")
-        for c in some:
-            v[c] = nf.e4m3_pair(code[c // 2], c % 2) if fmt == "e4m3" else nf.e2m1_pair(code[0], c)
-            if sf == "f32":
-                v[c] = nf.pack(nf.lo(v[c]) * scale[0], nf.hi(v[c]) * scale[0])
-            else:
-                v[c] = nf.mul2(v[c], nf.pack(scale[0], scale[0]))
-        T.stg128(buffer[token, head, at], v[0:4])
-
-    @T.macro
-    def put_plain(codes, scales, token, head, at, first, leads, code, byte):
-        """Codes and scales to tensors of their own."""
-        if target == "codes" and fmt == "e4m3":
-            T.stg64(codes[token, head, at], code[0:2])
-        elif target == "codes":
-            T.stg32(codes[token, head, at], code[0])
-        if leads:
-            if together:
-                T.stg32(scales[token, head, first], byte)
-            elif sf == "f32":
-                T.stg32(scales[token, head, first * 4], byte)
-            else:
-                scales[token, head, first] = T.cast(byte, "uint8")
-
-    @T.macro
-    def put_entry(cache, unit_id, entry, at, first, leads, code, byte):
-        """Codes and scales to an entry, the scales behind its codes."""
-        put(cache, unit_id, entry, at, code, 0, code_words)
-        if leads:
-            if together:
-                T.stg32(cache[unit_id, entry, row_bytes + first], byte)
-            elif sf == "f32":
-                T.stg32(cache[unit_id, entry, row_bytes + first * 4], byte)
-            else:
-                cache[unit_id, entry, row_bytes + first] = T.cast(byte, "uint8")
-
-    @T.macro
-    def put_split(cache, unit_id, entry, page, at, first, leads, code, byte):
-        """Codes and scales to a page, all scales behind all codes."""
-        behind = page * row_bytes + entry * scale_bytes
-        if fmt == "e4m3":
-            T.stg64(cache[unit_id, entry * row_bytes + at], code[0:2])
-        else:
-            T.stg32(cache[unit_id, entry * row_bytes + at], code[0])
-        if leads:
-            if together:
-                T.stg32(cache[unit_id, behind + first], byte)
-            elif sf == "f32":
-                T.stg32(cache[unit_id, behind + first * 4], byte)
-            else:
-                cache[unit_id, behind + first] = T.cast(byte, "uint8")
-
-    @T.macro
-    def group_amax(w, at, amax, peak):
-        peak[0] = nf.max2(nf.max2(nf.abs2(w[at]), nf.abs2(w[at + 1])), nf.max2(nf.abs2(w[at + 2]), nf.abs2(w[at + 3])))
-        for d in [d for d in (16, 8, 4, 2, 1) if d < gl]:
-            peak[0] = nf.max2(peak[0], T.shfl_xor(peak[0], d))
-        amax[0] = nf.top(peak[0])
-
-    @T.macro
-    def quantise(w, row, lane, is_row, exact_, codes, scales, cache, place, page):
-        peak = T.alloc_local((1,), "uint32")
-        amax = T.alloc_local((1,), "float32")
+    def quantise(w, row, lane, is_row, exact_, codes, scales, cache, place_of, page):
         byte = T.alloc_local((1,), "uint32")
         scale = T.alloc_local((1,), "float32")
         code = T.alloc_local((2,), "uint32")
+        v = T.alloc_local((4,), "uint32")
         leads = lane % (4 * gl) == 0 if together else lane % gl == 0
         for u in each:
             for j in every:
-                group_amax(w, u * held + 4 * j, amax, peak)
-                if sf == "ue8m0":
-                    encode_over_power(w, u * held + 4 * j, amax[0], code, byte, scale)
-                else:
-                    encode_over_number(w, u * held + 4 * j, amax[0], code, byte, scale)
+                encode(w, u * held + 4 * j, code, byte, scale)
                 if together:
                     byte[0] = byte[0] << T.cast(8 * ((lane // gl) % 4), "uint32")
                     byte[0] = byte[0] | T.shfl_xor(byte[0], gl)
                     byte[0] = byte[0] | T.shfl_xor(byte[0], 2 * gl)
                 at, first = (j * lanes + lane) * 4 * code_words, (j * lanes + lane) // gl
+                token, head = row[u] // heads, row[u] % heads
                 if is_row[u] != 0:
                     if exact:
-                        put_exact(exact_, row[u] // heads, row[u] % heads, (j * lanes + lane) * CHUNK, code, scale)
+                        decode(v, code, 0, scale[0])
+                        T.stg128(exact_[token, head, (j * lanes + lane) * CHUNK], v[0:4])
                     if target in ("codes", "scales"):
-                        put_plain(codes, scales, row[u] // heads, row[u] % heads, at, first, leads, code, byte[0])
-                    elif place[2 * u] >= 0:
-                        if target == "cache":
-                            put_entry(cache, place[2 * u], place[2 * u + 1], at, first, leads, code, byte[0])
-                        elif target == "split":
-                            put_split(cache, place[2 * u], place[2 * u + 1], page, at, first, leads, code, byte[0])
+                        place(codes, scales, token, head, page, at, first, leads, code, byte[0])
+                    elif place_of[2 * u] >= 0:
+                        place(cache, cache, place_of[2 * u], place_of[2 * u + 1], page, at, first, leads, code, byte[0])
 
     @T.macro
-    def put_raw(w, lane, is_row, cache, place, page):
+    def put_raw(w, lane, is_row, cache, place_of):
         for u in each:
-            if is_row[u] != 0 and place[2 * u] >= 0:
+            if is_row[u] != 0 and place_of[2 * u] >= 0:
                 for j in every:
-                    put(cache, place[2 * u], place[2 * u + 1], (j * lanes + lane) * 16, w, u * held + 4 * j, 4)
+                    at = (j * lanes + lane) * 16
+                    put(cache, place_of[2 * u], place_of[2 * u + 1], at, w, u * held + 4 * j, 4)
 
     @T.prim_func
     def rows(
@@ -405,26 +309,32 @@ def rows(
         out_scale: T.float32,
     ):
         with T.Kernel(T.ceildiv(n * heads, per_block), threads=BLOCK, prelude=nf.NUMBERS) as block:
+            if resident > 1:
+                T.annotate_min_blocks_per_sm(resident)
             t = T.get_thread_binding()
             lane = t % lanes
             row = T.alloc_local((unroll,), "int32")
             is_row = T.alloc_local((unroll,), "int32")
             w = T.alloc_local((unroll * held,), "uint32")
-            slot = T.alloc_local((1,), "int32")
-            place = T.alloc_local((unroll * 2,), "int32")  # unit, or -1 to skip, and entry
+            slot = T.alloc_local((unroll,), "int32")
+            place_of = T.alloc_local((unroll * 2,), "int32")  # unit, or -1 to skip, and entry
             where = T.alloc_local((unroll,), "int32")
-            angle = T.alloc_local((unroll * 8 * max(1, len(turned)),), "float32")
+            angle = T.alloc_local((len(angle_sets) * 8 * max(1, len(turned)),), "float32")
+            if chained:
+                T.pdl_sync()
+                T.pdl_trigger()
             for u in each:
                 # Threads past the last row work on it once more and store nothing: they may be needed in a shuffle.
-                row[u] = block * per_block + u * groups + t // lanes
+                if one_token:
+                    row[u] = (block * groups + t // lanes) * unroll + u
+                else:
+                    row[u] = block * per_block + u * groups + t // lanes
                 is_row[u] = T.if_then_else(row[u] < n * heads, 1, 0)
                 row[u] = T.min(row[u], n * heads - 1)
-                if rope:
+                if rope and u in angle_sets:
                     where[u] = T.cast(position[row[u] // heads], "int32")
                 if target in ("cache", "split"):
-                    slot[0] = slots[row[u] // heads]
-                    place[2 * u] = T.if_then_else(slot[0] >= 0, T.truncdiv(slot[0], page), -1)
-                    place[2 * u + 1] = T.truncmod(slot[0], page)
+                    slot[u] = slots[row[u] // heads]
             for u in each:
                 for j in every:
                     i = u * held + 4 * j
@@ -439,9 +349,14 @@ def rows(
                 rotate(w, angle, lane)
             if out:
                 put_rows(w, y, row, lane, is_row)
+            if target in ("cache", "split"):
+                # Not before here: a division that waits for its slot would hold back the loads of the rows.
+                for u in each:
+                    place_of[2 * u] = T.if_then_else(slot[u] >= 0, T.truncdiv(slot[u], page), -1)
+                    place_of[2 * u + 1] = slot[u] - place_of[2 * u] * page
             if fmt == "raw":
-                put_raw(w, lane, is_row, cache, place, page)
+                put_raw(w, lane, is_row, cache, place_of)
             elif fmt != "":
-                quantise(w, row, lane, is_row, exact_, codes, scales, cache, place, page)
+                quantise(w, row, lane, is_row, exact_, codes, scales, cache, place_of, page)
 
     return rows

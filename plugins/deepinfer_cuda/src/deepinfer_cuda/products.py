@@ -1,0 +1,126 @@
+"""Which kernel multiplies: our own for few rows, the library's for many; and the memory that ours works in.
+
+Both operands are exact in bf16, so the choice changes the order of a sum and nothing else. The library changes its
+order with the number of rows; where a row's bits must not depend on its batch (``SETTINGS.batch_invariant``), our
+kernel takes every size that it can, in tiles of one order.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from attrs import define, frozen
+from torch import Tensor
+
+from deepinfer_cuda import packing
+from deepinfer_cuda.tensors import PreparedWeight
+from deepinfer_cuda.tl.dense import COUNTERS, STEP, WORKSPACE, dense_rows
+from deepinfer_cuda.workspace import workspace
+
+BLOCKS = 200
+"""Blocks that a product should have at least, for 132 multiprocessors. A constant: the order of a sum must not depend
+on the device it runs on."""
+MOST_SPLITS = 20
+TILES_OF_ROWS = (8, 16, 32, 64)
+FEW_ROWS = 16
+"""Up to this many rows our kernel is ahead of the library's."""
+SOME_ROWS, LARGE = 64, 20_000_000
+"""And up to this many where an FP8 weight has that many values: half the bytes outweigh the rows, which every block
+reads again."""
+
+
+@define
+class Settings:
+    """``keep_bf16``: hold a bf16 copy of FP8 weights for products of many rows, twice their bytes, instead of unpacking
+    them in every such product. ``batch_invariant``: a row's bits do not depend on its batch."""
+
+    keep_bf16: bool = True
+    batch_invariant: bool = False
+
+
+SETTINGS = Settings()
+
+
+@frozen
+class Cut:
+    """Outputs a block, and pieces that the inputs are summed in: of the weight's shape alone."""
+
+    tile: int
+    splits: int
+
+
+@lru_cache(maxsize=256)
+def cut_of(outputs: int, inputs: int, groups: int = 1) -> Cut | None:
+    """How ``groups`` weights of this shape are cut, or None where our kernel does not take them."""
+    if outputs % 64 or inputs % STEP:
+        return None
+    tile = 128 if outputs % 128 == 0 and groups * outputs // 128 >= BLOCKS else 64
+    tiles, steps = groups * outputs // tile, inputs // STEP
+    allowed = [n for n in range(1, min(steps, MOST_SPLITS) + 1) if steps % n == 0]
+    return Cut(tile, min((n for n in allowed if tiles * n >= BLOCKS), default=allowed[-1]))
+
+
+def takes(w: PreparedWeight, rows: int) -> Cut | None:
+    """How our kernel multiplies ``rows`` rows by ``w``; None: the library does."""
+    most = SOME_ROWS if w.fmt == "e4m3" and w.stored.numel() >= LARGE else FEW_ROWS
+    if rows > most and not SETTINGS.batch_invariant:
+        return None
+    if w.fmt != "bf16" and not packing.can_pack(w):
+        return None
+    return cut_of(w.outputs, w.inputs, w.stored.numel() // (w.outputs * w.stored.shape[-1]))
+
+
+def few_rows(x: Tensor, w: PreparedWeight, cut: Cut, y: Tensor, groups: int = 1) -> None:
+    """``y`` ``[M, groups * out]`` of bf16 ``x`` ``[M, groups * in]``, both contiguous."""
+    rows = x.shape[0]
+    tile = next((n for n in TILES_OF_ROWS if rows <= n), TILES_OF_ROWS[-1])
+    codes = w.fmt == "e4m3"
+    weight = w.layout("packed", packing.packed_codes) if codes else w.stored.view(groups * w.outputs, w.inputs)
+    factors = w.layout("factors", packing.factors)
+    launch = dense_rows(
+        outputs=w.outputs,
+        inputs=w.inputs,
+        tile=cut.tile,
+        rows=tile,
+        splits=cut.splits,
+        fmt=w.fmt,
+        out="float32" if y.dtype == torch.float32 else "bfloat16",
+        groups=groups,
+        **pipeline(cut.tile, tile, codes),
+    )
+    space = workspace(x.device)
+    partial = space.partial(cut.tile, tile)
+    most = rows_at_once(cut, groups * w.outputs, tile)
+    for begin in range(0, rows, most):
+        launch(x[begin : begin + most], weight, factors, partial, space.counters, y[begin : begin + most])
+
+
+def pipeline(tile: int, rows: int, codes: bool) -> dict[str, int]:
+    """Stages, and blocks of a multiprocessor, that shared memory and registers have room for."""
+    if codes and tile == 64 and rows <= 16:
+        return {"stages": 5, "blocks": 3}
+    return {"stages": 4 if rows <= 32 or (codes and tile == 64) else 3, "blocks": 2}
+
+
+def rows_at_once(cut: Cut, outputs: int, tile: int) -> int:
+    """Rows of one launch: as many as partial sums and counters have room for."""
+    if cut.splits == 1:
+        return 1 << 30
+    tiles = outputs // cut.tile
+    return max(1, min(WORKSPACE // (cut.splits * outputs * tile), COUNTERS // tiles)) * tile
+
+
+def many_rows(x: Tensor, w: PreparedWeight, dtype: torch.dtype, out: Tensor | None) -> Tensor:
+    """``[M, out]`` by the library, of bf16 ``x`` ``[M, in]``."""
+    matrix = (w.exact if SETTINGS.keep_bf16 else w.dequantised(torch.bfloat16)).t()
+    if dtype == torch.bfloat16:
+        return torch.mm(x, matrix, out=out) if out is not None else torch.mm(x, matrix)
+    y = torch.mm(x, matrix, out_dtype=torch.float32)
+    return y if out is None else out.copy_(y)
+
+
+def many_heads(x: Tensor, w: PreparedWeight, y: Tensor) -> None:
+    """``y`` ``[T, G, out]`` by the library, of bf16 ``x`` ``[T, G, in]`` and a stack of weights."""
+    stack = w.exact if SETTINGS.keep_bf16 else w.dequantised(torch.bfloat16)
+    torch.bmm(x.transpose(0, 1), stack.transpose(1, 2), out=y.transpose(0, 1))
