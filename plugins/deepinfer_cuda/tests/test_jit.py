@@ -1,11 +1,15 @@
 """The decorator, the caches and warm-up, without a device."""
 
+import os
+from types import SimpleNamespace
+
 import pytest
 from click.testing import CliRunner
 from doubling_kernel import doubled
 
 from deepinfer_core.errors import BackendUnavailable
 from deepinfer_cuda.jit import compiling, folder, kernel, survey, tasks, toolkit, warm
+from deepinfer_cuda.jit.native_output import native_output, races
 
 
 def test_lower_gives_source_of_each_arch_without_a_device():
@@ -134,3 +138,23 @@ def test_warm_up_without_a_device_asks_for_an_architecture(monkeypatch):
     done = CliRunner().invoke(warm.main, [])
     assert done.exit_code == 2
     assert "no supported device here: name architectures with --arch" in done.output
+
+
+def test_what_cpp_writes_is_caught_and_the_rest_goes_on():
+    with native_output() as told:
+        os.write(2, b"Warning: [ThreadSync] Hoisting sync ... so the race remains.\nWarning: other\n")
+    assert races(told) == ["Warning: [ThreadSync] Hoisting sync ... so the race remains."]
+    with native_output() as again:
+        pass
+    assert again == []
+
+
+def test_survey_fails_a_kernel_with_a_race(monkeypatch):
+    def lower(arch, **params):
+        os.write(2, b"Warning: the race remains\n")
+        return "source"
+
+    racing = SimpleNamespace(lower=lower, cases=({},), pass_configs={})
+    monkeypatch.setattr("deepinfer_cuda.jit.registry.find", lambda module, name: racing)
+    task = tasks.Task("module", "racing", 0, "sm_90a", "racing()")
+    assert survey.look_at(task).failure == "has a race: Warning: the race remains"

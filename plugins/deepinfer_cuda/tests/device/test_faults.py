@@ -1,4 +1,7 @@
-"""Real faults of a device: no memory left, a NaN, and a context that is lost (in a process of its own)."""
+"""Real faults of a device: no memory left, a NaN, and a context that is lost (in a process of its own).
+
+In mode ``exact``, whose ops are those of ``cpu``: what is tested is the way of a fault, and nothing has to be compiled.
+"""
 
 import subprocess
 import sys
@@ -20,7 +23,7 @@ HUGE = 1 << 44
 
 @pytest.fixture(scope="module")
 def llm():
-    with LLM(backend="cuda", max_num_seqs=2, graphs=False) as made:
+    with LLM(backend="cuda", max_num_seqs=2, graphs=False, numeric_mode="exact") as made:
         yield made
 
 
@@ -72,7 +75,7 @@ import os
 os.environ["DEEPINFER_CUDA_CHECK_NAN"] = "1"
 from deepinfer_core.llm import LLM
 from deepinfer_core.parameters.sampling_params import SamplingParams
-with LLM(backend="cuda", max_num_seqs=2) as llm:
+with LLM(backend="cuda", max_num_seqs=2, numeric_mode="exact") as llm:
     blocks = llm.built.engine._parts.model._blocks
     real = blocks[3]
     def block(stream, mix, step):
@@ -90,7 +93,7 @@ import torch
 from deepinfer_core.errors import EngineError
 from deepinfer_core.llm import LLM
 from deepinfer_core.parameters.sampling_params import SamplingParams
-with LLM(backend="cuda", max_num_seqs=2, graphs=False) as llm:
+with LLM(backend="cuda", max_num_seqs=2, graphs=False, numeric_mode="exact") as llm:
     blocks = llm.built.engine._parts.model._blocks
     real, calls = blocks[3], []
     def block(stream, mix, step):

@@ -17,6 +17,7 @@ import attrs
 import click
 from attrs import frozen
 
+from deepinfer_cuda.jit.native_output import native_output, races
 from deepinfer_cuda.jit.tasks import Task, check_area, run_all, tasks
 from deepinfer_cuda.jit.toolkit import host_compiler, nvcc
 
@@ -49,10 +50,13 @@ def look_at(task: Task) -> Finding:
 
     factory = find(task.module, task.factory)
     try:
-        source = factory.lower(task.arch, **factory.cases[task.case])
+        with native_output() as told:
+            source = factory.lower(task.arch, **factory.cases[task.case])
     except Exception as exc:  # whatever TileLang raises, it is the finding
         lines = str(exc).strip().splitlines() or [""]
         return Finding(failure=f"does not lower: {type(exc).__name__}: {lines[-1]}")
+    if races(told):
+        return Finding(failure=f"has a race: {races(told)[0]}")
     return compile_source(source, task.arch, _flags(factory.pass_configs))
 
 

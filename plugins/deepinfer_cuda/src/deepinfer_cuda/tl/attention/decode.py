@@ -1,0 +1,192 @@
+"""Decode attention at head width 512: keys straight from the caches' bytes, expanded by a warpgroup of their own.
+
+The third warpgroup reads entries into registers, 32 at a time and one load ahead, expands them to bf16 and stores them
+to the tile that the two others read (``consumers.py``). A row belongs to one block, or to a pair of them that share its
+tiles half and half. The cut depends on the number of columns alone, never on the batch.
+"""
+
+from typing import Any
+
+import tilelang.language as T
+
+from deepinfer_cuda.jit import kernel
+from deepinfer_cuda.tl.attention.consumers import consumers
+from deepinfer_cuda.tl.attention.places import COLUMNS, entry_bytes, in_caches
+from deepinfer_cuda.tl.attention.softmax import TILE
+from deepinfer_cuda.tl.attention.source import WIDE
+from deepinfer_cuda.tl.attention.workspace import WARPGROUP, WIDTH, workspace
+
+CONSUMER_REGISTERS, PRODUCER_REGISTERS = 200, 104
+"""Two warpgroups of the first and one of the second have what 384 threads start with, 168 each."""
+_ENTRY = {"v41": "di::V41", "v41_fp4": "di::V41Fp4"}
+_CASES = [
+    {"heads": heads, "window_format": "v41", "extra_format": extra, "segments": 2 if extra == "v41_fp4" else 1}
+    for heads in (64, 128)
+    for extra in ("", "v41", "v41_fp4")
+]
+
+
+@kernel(cases=_CASES)
+def sparse_decode_wide(*, heads: int, window_format: str, extra_format: str, segments: int) -> Any:
+    """``window_format``, ``extra_format``: ``v41`` or ``v41_fp4``; "" where there is no extra cache.
+
+    :param segments: Blocks of a row, 1 or 2.
+    """
+    rows, q_stride, k1, k2 = (T.dynamic(n) for n in ("rows", "q_stride", "k1", "k2"))
+    window_size, extra_size, lengths_size, extra_lengths_size, sink_size = (
+        T.dynamic(n) for n in ("window_size", "extra_size", "lengths_size", "extra_lengths_size", "sink_size")
+    )
+    left, right = consumers(heads, segments)
+    sizes = {"window_bytes": entry_bytes(window_format, WIDTH), "extra_bytes": entry_bytes(extra_format, WIDTH)}
+    locate = in_caches(threads=384, **sizes)
+
+    @T.macro
+    def load_scales(scales, window, extra, at, tile, split):
+        if extra_format and tile >= split:
+            T.call_extern(
+                "handle",
+                f"di::load_scales<{_ENTRY[extra_format]}>",
+                T.address_of(scales[0]),
+                T.address_of(extra[0]),
+                at,
+            )
+        else:
+            T.call_extern(
+                "handle", f"di::load_scales<{_ENTRY[window_format]}>", T.address_of(scales[0]),
+                T.address_of(window[0]), at,
+            )  # fmt: skip
+
+    @T.macro
+    def load_codes(codes, window, extra, at, block, lane, tile, split):
+        if extra_format and tile >= split:
+            T.call_extern(
+                "handle", f"di::load_codes<{_ENTRY[extra_format]}>", T.address_of(codes[0]), T.address_of(extra[0]), at,
+                block, lane,
+            )  # fmt: skip
+        else:
+            T.call_extern(
+                "handle", f"di::load_codes<{_ENTRY[window_format]}>", T.address_of(codes[0]), T.address_of(window[0]),
+                at, block, lane,
+            )  # fmt: skip
+
+    @T.macro
+    def expand(fmt, w, tile, key, lane, codes, scales, values, window, extra, next_at, next_tile, split):
+        """The entry in registers to the tile; each of its pieces is replaced by one of the next entry."""
+        for block in T.unroll(8):
+            T.call_extern(
+                "handle", f"di::decode_codes<{_ENTRY[fmt]}>", T.address_of(codes[0]), T.address_of(scales[0]), block,
+                lane, T.address_of(values[0]),
+            )  # fmt: skip
+            load_codes(codes, window, extra, next_at, block, lane, next_tile, split)
+            for h in T.unroll(2):
+                for v in T.vectorized(8):
+                    w.k[tile & 1, block // 4, key, block % 4 * 64 + lane * 16 + h * 8 + v] = values[h * 8 + v]
+
+    @T.prim_func
+    def sparse_decode_wide(
+        q: T.StridedTensor((rows, heads, WIDTH), (q_stride, WIDTH, 1), "bfloat16"),
+        window: T.Tensor((window_size,), "uint8"),
+        idx: T.Tensor((rows, k1), "int32"),
+        lengths: T.Tensor((lengths_size,), "int32"),
+        extra: T.Tensor((extra_size,), "uint8"),
+        extra_idx: T.Tensor((rows, k2), "int32"),
+        extra_lengths: T.Tensor((extra_lengths_size,), "int32"),
+        sink: T.Tensor((sink_size,), "float32"),
+        out: T.Tensor((rows, heads, WIDTH), "bfloat16"),
+        lse: T.Tensor((rows, heads), "float32"),
+        window_page: T.int32,
+        window_stride: T.int32,
+        extra_page: T.int32,
+        extra_stride: T.int32,
+        has_lengths: T.int32,
+        has_extra_lengths: T.int32,
+        has_sink: T.int32,
+        scale: T.float32,
+    ):
+        with T.Kernel(
+            segments * T.ceildiv(heads, TILE),
+            rows,
+            threads=384,
+            cluster_dims=segments if segments > 1 else None,
+            prelude=WIDE,
+        ) as (block, row):
+            w = workspace(table="int64", rows=1, queries_from=2 * WARPGROUP)
+            absent = T.alloc_shared((COLUMNS,), "int32")
+            tx = T.get_thread_binding()
+            rank = block % segments
+            head0 = block // segments * TILE
+            window_tiles = T.ceildiv(k1, TILE)
+            all_tiles = window_tiles + T.ceildiv(k2, TILE)
+            first_tile = rank * T.ceildiv(all_tiles, segments)
+            tiles = T.max(0, T.min(T.ceildiv(all_tiles, segments), all_tiles - first_tile))
+            split = window_tiles - first_tile
+            locate(
+                tx, row, first_tile, tiles, split, w.places, absent, idx, k1, lengths, has_lengths, window_page,
+                window_stride, extra_idx, k2, extra_lengths, has_extra_lengths, extra_page, extra_stride,
+                window, extra,
+            )  # fmt: skip
+            T.sync_threads()
+            if tx < WARPGROUP:
+                T.set_max_nreg(CONSUMER_REGISTERS, 1)
+                left(w, 0, rank, row, head0, absent, 0, tiles, q, scale, sink, has_sink, out, lse)
+            elif tx < 2 * WARPGROUP:
+                T.set_max_nreg(CONSUMER_REGISTERS, 1)
+                right(w, 0, rank, row, head0, absent, 0, tiles, q, scale, sink, has_sink, out, lse)
+            else:
+                T.set_max_nreg(PRODUCER_REGISTERS, 0)
+                codes = T.alloc_local((32,), "uint32")
+                scales = T.alloc_local((8,), "uint32")
+                next_scales = T.alloc_local((8,), "uint32")
+                values = T.alloc_local((16,), "bfloat16")
+                at = T.alloc_var("int64", init=T.int64(-1))
+                lane = tx % 4
+                mine = (tx - 2 * WARPGROUP) // 4
+                if tiles > 0:
+                    at = w.places[mine]
+                load_scales(scales, window, extra, at, 0, split)
+                for block in T.unroll(8):
+                    load_codes(codes, window, extra, at, block, lane, 0, split)
+                for part in T.serial(tiles * 2):
+                    tile = part // 2
+                    next_tile = (part + 1) // 2
+                    at = T.int64(-1)
+                    if next_tile < tiles:
+                        at = w.places[(part + 1) * 32 + mine]
+                    load_scales(next_scales, window, extra, at, next_tile, split)
+                    if part % 2 == 0:
+                        T.barrier_wait(w.empty[(tile & 1) * 2], (tile // 2 + 1) & 1)
+                        T.barrier_wait(w.empty[(tile & 1) * 2 + 1], (tile // 2 + 1) & 1)
+                    key = part % 2 * 32 + mine
+                    if extra_format and tile >= split:
+                        expand(
+                            extra_format, w, tile, key, lane, codes, scales, values, window, extra, at, next_tile, split
+                        )
+                    else:
+                        expand(
+                            window_format,
+                            w,
+                            tile,
+                            key,
+                            lane,
+                            codes,
+                            scales,
+                            values,
+                            window,
+                            extra,
+                            at,
+                            next_tile,
+                            split,
+                        )
+                    for i in T.unroll(8):
+                        scales[i] = next_scales[i]
+                    if part % 2 == 1:
+                        T.fence_proxy_async()
+                        T.barrier_arrive(w.full[(tile & 1) * 2])
+                        T.barrier_arrive(w.full[(tile & 1) * 2 + 1])
+                if segments == 2:
+                    T.cluster_arrive()
+                    T.cluster_wait()
+                    T.cluster_arrive()
+                    T.cluster_wait()
+
+    return sparse_decode_wide

@@ -1,0 +1,15 @@
+"""CUDA text that goes before the kernels."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from deepinfer_cuda.tl.parts.numbers import NUMBERS
+
+
+def _text(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+NARROW = NUMBERS + _text("wide.cuh")
+WIDE = _text("entries.cuh") + _text("wide.cuh")
