@@ -7,7 +7,8 @@ import tilelang.language as T
 from deepinfer_cuda.jit import kernel
 from deepinfer_cuda.tl.parts.numbers import NUMBERS
 
-THREADS = 128
+THREADS = (96, 128, 64, 32)
+"""Threads of a block, the first that fits the vectors of a row: 288 in the released model."""
 
 _TEXT = r"""
 // One element of silu(min(g, limit)) * clip(u, +-limit) * weight; NaN passes the limits.
@@ -51,7 +52,9 @@ def swiglu_rows(*, inner: int, weighted: bool, cast: bool) -> Any:
     """bf16 ``x [T, 2 inner]`` as words of two -> ``out [T, inner]`` as words, and scale bytes with ``cast``."""
     tokens = T.dynamic("tokens")
     half = inner // 2
-    blocks = -(-inner // (8 * THREADS))
+    vectors = inner // 8
+    threads = next((t for t in THREADS if vectors % t == 0), 128)
+    blocks = -(-vectors // threads)
 
     @T.prim_func
     def swiglu_rows(
@@ -61,9 +64,9 @@ def swiglu_rows(*, inner: int, weighted: bool, cast: bool) -> Any:
         out: T.Tensor((tokens, half), "uint32"),
         sf: T.Tensor((tokens, inner // 32), "uint8"),
     ):
-        with T.Kernel(tokens, blocks, threads=THREADS, prelude=SWIGLU) as (token, part):
+        with T.Kernel(tokens, blocks, threads=threads, prelude=SWIGLU) as (token, part):
             tx = T.get_thread_binding()
-            at = (part * THREADS + tx) * 4
+            at = (part * threads + tx) * 4
             g = T.alloc_local((4,), "uint32")
             u = T.alloc_local((4,), "uint32")
             y = T.alloc_local((4,), "uint32")
