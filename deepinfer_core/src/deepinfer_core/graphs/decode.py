@@ -9,7 +9,7 @@ from attrs import define, field
 
 from deepinfer_core.errors import EngineError
 from deepinfer_core.graphs.sizes import covering
-from deepinfer_core.graphs.static_inputs import CopyAll, StaticInputs, copy_each, signature
+from deepinfer_core.graphs.static_inputs import CopyAll, StaticInputs, copy_each, row_arrays, signature
 
 Tensor = Any
 Forward = Callable[[Any, Any], Tensor]
@@ -71,8 +71,9 @@ class DecodeGraphs:
                 remedy="this is a bug of the engine; run with --no-graphs and report it",
                 details={"rows": rows, "sizes": list(self.sizes)},
             )
-        recorded = self._of(inputs)
-        recorded.static.load(inputs, rows, size)
+        keys, arrays = row_arrays(inputs)
+        recorded = self._of(inputs, signature(inputs, keys))
+        recorded.static.load(arrays, rows, size)
         launch = recorded.launches.get(size)
         if launch is None:
             self._record(recorded, size)
@@ -87,10 +88,11 @@ class DecodeGraphs:
         :param tell: Gets (recorded, all) behind each.
         :raises GraphCaptureError: a step cannot be recorded.
         """
-        recorded = self._of(self._placeholder)
+        keys, arrays = row_arrays(self._placeholder)
+        recorded = self._of(self._placeholder, signature(self._placeholder, keys))
         for done, size in enumerate(reversed(self.sizes), start=1):
             if size not in recorded.launches:
-                recorded.static.load(self._placeholder, 1, size)
+                recorded.static.load(arrays, 1, size)
                 self._record(recorded, size)
             if tell is not None:
                 tell(done, len(self.sizes))
@@ -99,8 +101,7 @@ class DecodeGraphs:
     def num_recorded(self) -> int:
         return sum(len(recorded.launches) for recorded in self._recorded.values())
 
-    def _of(self, inputs: Any) -> _Recorded:
-        key = signature(inputs)
+    def _of(self, inputs: Any, key: Hashable) -> _Recorded:
         found = self._recorded.get(key)
         if found is None:
             static = StaticInputs(inputs, self._placeholder, self.sizes[-1], self._copy_all)

@@ -11,7 +11,7 @@ Only fields of rows are kept. Fields of requests say how the rows were made; a f
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from deepinfer_core.errors import EngineError
@@ -42,7 +42,7 @@ class StaticInputs:
         self._keys: list[Key] = []
         self._memory: list[Tensor] = []
         self._pads: list[Tensor] = []
-        for key, tensor in row_arrays(first):
+        for key, tensor in zip(*row_arrays(first), strict=True):
             pad = _pad_of(key, tensor, placeholder)
             memory = tensor.new_empty((max_rows, *tensor.shape[1:]))
             memory.copy_(pad.expand(memory.shape))
@@ -54,11 +54,10 @@ class StaticInputs:
         self._slices: dict[tuple[int, int], tuple[list[Tensor], list[Tensor]]] = {}
         self._filled = 0
 
-    def load(self, inputs: Any, rows: int, size: int) -> Any:
-        """Copy the ``rows`` rows of ``inputs`` and fill up to ``size``. Returns the record of that size, always the
-        same one; all work is queued on the device."""
+    def load(self, sources: list[Tensor], rows: int, size: int) -> Any:
+        """Copy ``rows`` rows of the arrays of :func:`row_arrays` and fill up to ``size``. Returns the record of that
+        size, always the same one; all work is queued on the device."""
         targets, _ = self._part(0, rows)
-        sources = [tensor for _, tensor in row_arrays(inputs)]
         dirty = min(self._filled, size)
         if dirty > rows:
             rest, pads = self._part(rows, dirty)
@@ -102,14 +101,6 @@ class StaticInputs:
         return sum(int(memory.nbytes) for memory in self._memory)
 
 
-def signature(inputs: Any) -> Hashable:
-    """What is equal for all steps of one :class:`StaticInputs`: the fields, and the numbers beside the arrays.
-
-    Types and widths of the fields do not change in an engine.
-    """
-    return tuple([key for key, _ in row_arrays(inputs)]), tuple(_numbers(inputs))
-
-
 def _pad_of(key: Key, tensor: Tensor, placeholder: Any) -> Tensor:
     """``[1, ...]``: what a placeholder has in a field."""
     name, ratio = key
@@ -128,15 +119,30 @@ def _pad_of(key: Key, tensor: Tensor, placeholder: Any) -> Tensor:
     return pad
 
 
-def row_arrays(record: Any) -> Iterator[tuple[Key, Tensor]]:
-    """The arrays of ``record`` that have an entry for each row, those of each ratio one by one."""
+def row_arrays(record: Any) -> tuple[list[Key], list[Tensor]]:
+    """The arrays of ``record`` that have an entry for each row, those of each ratio one by one, and their names."""
+    keys: list[Key] = []
+    tensors: list[Tensor] = []
     for name in row_fields(type(record)):
         value = getattr(record, name)
-        if isinstance(value, Mapping):
+        if value is None:
+            continue
+        if isinstance(value, dict):
             for ratio, tensor in value.items():
-                yield (name, ratio), tensor
-        elif value is not None:
-            yield (name, None), value
+                keys.append((name, ratio))
+                tensors.append(tensor)
+        else:
+            keys.append((name, None))
+            tensors.append(value)
+    return keys, tensors
+
+
+def signature(record: Any, keys: Sequence[Key]) -> Hashable:
+    """What is equal for all steps of one :class:`StaticInputs`: the fields, and the numbers beside the arrays.
+
+    Types and widths of the fields do not change in an engine.
+    """
+    return tuple(keys), tuple(_numbers(record))
 
 
 def row_fields(kind: type[Any]) -> tuple[str, ...]:

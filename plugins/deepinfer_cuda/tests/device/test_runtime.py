@@ -215,3 +215,19 @@ def use_everything(cuda):
     made.close()
     made.close()
     return made
+
+
+def test_tensors_of_several_types_are_copied_in_few_launches(runtime, cuda):
+    draw = torch.Generator(cuda).manual_seed(5)
+    shapes = [(64,), (64, 7), (64, 64), (1,)] * 4
+    sources = [torch.randint(0, 2, shape, device=cuda, generator=draw, dtype=torch.int32) for shape in shapes]
+    sources += [torch.ones(64, dtype=torch.bool, device=cuda), torch.zeros(64, 3, 2, dtype=torch.int32, device=cuda)]
+    memory = [torch.full((100, *t.shape[1:]), -1, device=cuda).to(t.dtype) for t in sources]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        runtime.copy_all([m[: len(t)] for m, t in zip(memory, sources, strict=True)], sources)
+        torch.cuda.synchronize()
+    for rows, source in zip(memory, sources, strict=True):
+        assert torch.equal(rows[: len(source)], source)
+        assert torch.equal(rows[len(source) :], torch.full_like(rows, -1)[len(source) :])
+    events = profile.profiler.kineto_results.events()
+    assert sum(str(event.device_type()).endswith("CUDA") for event in events) <= 3
