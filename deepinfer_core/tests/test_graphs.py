@@ -298,7 +298,10 @@ def test_progress_is_shown_on_a_terminal_only() -> None:
         assert bool(stream.getvalue()) == bool(wanted)
 
 
-@pytest.mark.parametrize(("requests", "sizes"), [(1, (1,)), (5, (1, 2, 4, 5)), (32, (1, 2, 4, 8, 16, 32)), (256, (1, 2, 4, 8, 16, 32))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("requests", "sizes"),
+    [(1, (1,)), (5, (1, 2, 4, 5)), (32, (1, 2, 4, 8, 16, 32)), (256, (1, 2, 4, 8, 16, 32))],
+)
 def test_drafts_are_recorded_for_few_requests(requests: int, sizes: Any) -> None:
     assert drafted_sizes(requests) == sizes
 
