@@ -16,7 +16,7 @@ from deepinfer_core.conformance.bitwise import require_row_invariant
 from deepinfer_core.conformance.failures import require, require_equal
 from deepinfer_core.conformance.model_sizes import RELEASED
 from deepinfer_core.conformance.reference import sampling_rows as reference
-from deepinfer_core.conformance.reference.sampling import key
+from deepinfer_core.conformance.reference.sampling import key, mixed
 
 BEST, CHOOSE = "sample.best", "sample.choose"
 SETTINGS = [
@@ -154,7 +154,7 @@ def test_coupled_tokens_are_the_best_after_noise(
     for i, setting in enumerate(SETTINGS):
         scaled, _, kept = reference.logprobs(logits[i].numpy(), *setting)
         values = reference.log_softmax(scaled, kept)
-        hashes = [reference.mixed(numbers[i] + v * reference.G & reference.MASK64) >> 40 for v in range(vocab)]
+        hashes = [mixed(numbers[i] + v * reference.G & reference.MASK64) >> 40 for v in range(vocab)]
         sums = values - np.log(-np.log((np.array(hashes) + 0.5) * 2.0**-24))
         best = int(sums.argmax())
         token = int(tokens[i])
