@@ -91,8 +91,6 @@ def _decode(rows: int, chosen: int) -> Callable[[int], Call]:
     def make(i: int) -> Call:
         from deepinfer_cuda.ops import attention
 
-        attention.wide_kernels = True
-
         g = _generator(i)
         if not shared:
             shared["window"] = _cache("v41", max(64, rows), RING, 70_752, 528, g)
@@ -110,8 +108,6 @@ def _decode(rows: int, chosen: int) -> Callable[[int], Call]:
 def _prefill(rows: int, keys: int) -> Callable[[int], Call]:
     def make(i: int) -> Call:
         from deepinfer_cuda.ops import attention
-
-        attention.wide_kernels = True
 
         g = _generator(i)
         q, out, sink = _queries(rows, g)

@@ -18,6 +18,7 @@ from deepinfer_cuda.arches import SUPPORTED, arch_of
 from deepinfer_cuda.capabilities import capabilities
 from deepinfer_cuda.device.runtime import DeviceRuntime
 from deepinfer_cuda.faults import typed, wrapped
+from deepinfer_cuda.unproven import serves
 from deepinfer_cuda.vendor.serving import chosen as chosen_vendors
 from deepinfer_cuda.vendor.serving import serve
 
@@ -54,7 +55,8 @@ def create(device: str | None = None, config: Any = None) -> Any:
         plain.close()
 
     delegated = {op: call for op, call in plain.ops.items() if op not in table}
-    providers |= {op: plain.plan[op] for op in delegated}
+    idle = [op for op in table if not serves(op) and op not in providers]  # there, and done by the plain op
+    providers |= {op: plain.plan[op] for op in (*delegated, *idle)}
     return build_backend(
         NAME,
         wrapped({**table, **delegated}, watch=watch),

@@ -11,6 +11,7 @@ from deepinfer_core.caches import CacheView
 from deepinfer_core.conformance import tolerances
 from deepinfer_cuda.ops import attention
 from deepinfer_cuda.plain import plain_op
+from deepinfer_cuda.unproven import all_serve
 
 pytestmark = pytest.mark.cuda
 
@@ -22,8 +23,10 @@ KEY_SIZE = 0.25
 
 
 @pytest.fixture(autouse=True)
-def all_kernels(monkeypatch):
-    monkeypatch.setattr(attention, "wide_kernels", True)
+def kernels():
+    """The kernels, whether or not they serve already."""
+    with all_serve():
+        yield
 
 
 @frozen

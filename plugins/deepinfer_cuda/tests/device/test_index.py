@@ -9,14 +9,17 @@ from deepinfer_core.caches import CacheView
 from deepinfer_cuda.ops import indexer
 from deepinfer_cuda.plain import plain_op
 from deepinfer_cuda.tensors import QuantTensor
+from deepinfer_cuda.unproven import all_serve
 
 pytestmark = pytest.mark.cuda
 GUARD = 777.0
 
 
 @pytest.fixture(autouse=True)
-def kernels(monkeypatch):
-    monkeypatch.setattr(indexer, "PROVEN", True)
+def kernels():
+    """The kernels, whether or not they serve already."""
+    with all_serve():
+        yield
 
 
 @pytest.fixture

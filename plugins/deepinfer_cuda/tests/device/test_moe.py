@@ -6,20 +6,22 @@ import torch
 from deepinfer_core.conformance import samples
 from deepinfer_core.conformance.reference import moe as reference
 from deepinfer_core.conformance.reference import quant as weights
-from deepinfer_cuda import grouped
+from deepinfer_cuda import grouped, unproven
 from deepinfer_cuda.ops import moe
 from deepinfer_cuda.plain import plain_op
 from deepinfer_cuda.routing import Dispatched
 from deepinfer_cuda.tensors import PreparedWeight, QuantTensor
+from deepinfer_cuda.unproven import EXPERT_ROWS, all_serve
 
 pytestmark = pytest.mark.cuda
 Q8 = ("e4m3", 32, "ue8m0")
 
 
 @pytest.fixture(autouse=True)
-def kernels(monkeypatch):
+def kernels():
     """The kernels, whether or not they serve already."""
-    monkeypatch.setattr(moe, "PROVEN", True)
+    with all_serve():
+        yield
 
 
 def draw(seed):
@@ -176,8 +178,8 @@ def test_layer_with_a_plain_sort_gives_the_same_bits(cuda, monkeypatch):
     idx, weight = (t.to(cuda) for t in routing(g, 21, 2, 8, 0.2))
     q = quantised(samples.normal(g, 21, 256), cuda)
     results = []
-    for proven in (True, False):
-        monkeypatch.setattr(moe, "PROVEN", proven)
+    for idle in (set(), {"moe.gate", "moe.combine", "moe.swiglu", EXPERT_ROWS}):
+        monkeypatch.setattr(unproven, "OPS", idle)
         d = moe.dispatch(q, idx, weight)
         results.append(moe.combine(moe.experts(d, w1, w2, clamp=10.0), d.handle))
     assert torch.equal(*results)

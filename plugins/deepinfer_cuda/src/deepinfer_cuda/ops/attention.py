@@ -18,6 +18,7 @@ from attrs import frozen
 from torch import Tensor
 
 from deepinfer_cuda.plain import plain_op
+from deepinfer_cuda.unproven import serves
 
 PREFILL, DECODE = "attn.sparse_prefill", "attn.sparse_decode"
 _FORMATS = ("v41", "v41_fp4")
@@ -27,9 +28,6 @@ _MAX_TILES = 20
 """Tiles of 64 columns of one block: what its table of places has room for (``tl/attention/places.py``)."""
 _MAX_ROWS = 65_535
 _LOG2E = 1.4426950408889634
-wide_kernels = False
-"""Whether heads of 512 values take their kernels. Off, and the plain ops serve them, until the tests of
-``tests/device/test_attn.py``, which turn it on, have passed on an SM90 device."""
 _flat_views: WeakKeyDictionary[Any, Tensor] = WeakKeyDictionary()
 
 
@@ -68,7 +66,8 @@ def sparse_prefill(
         more than 1,280 columns.
     """
     if not (
-        _takes(q, indices, sink, lengths, round_probs, out)
+        serves(PREFILL)
+        and _takes(q, indices, sink, lengths, round_probs, out)
         and kv.dim() == 2
         and kv.dtype is torch.bfloat16
         and kv.shape[1] == q.shape[2]
@@ -113,7 +112,8 @@ def sparse_decode(
     """
     with_extra = extra is not None
     if not (
-        _takes(q, idx, sink, lengths, round_probs, out)
+        serves(DECODE)
+        and _takes(q, idx, sink, lengths, round_probs, out)
         and _reads(window, q.shape[2])
         and with_extra == (extra_idx is not None)
         and (not with_extra or (_indexes(extra_idx, q, extra_lengths) and _reads(extra, q.shape[2])))
@@ -181,7 +181,7 @@ def _takes(
         and q.dtype is torch.bfloat16
         and q.dim() == 3
         and round_probs is not False
-        and (wide_kernels if q.shape[2] == _WIDE else q.shape[2] % 32 == 0 and q.shape[2] <= 256)
+        and (q.shape[2] == _WIDE or (q.shape[2] % 32 == 0 and q.shape[2] <= 256))
         and q.stride(2) == 1
         and q.stride(1) == q.shape[2]
         and q.data_ptr() % 16 == 0

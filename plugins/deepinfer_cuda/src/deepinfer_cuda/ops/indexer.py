@@ -14,9 +14,8 @@ from torch import Tensor
 from deepinfer_cuda.plain import plain_op
 from deepinfer_cuda.tl.indexer import scores as score_kernels
 from deepinfer_cuda.tl.indexer import topk as topk_kernels
+from deepinfer_cuda.unproven import serves
 
-PROVEN = False
-"""Whether the kernels passed their tests on a device; until then the ops of ``cpu`` serve, and tests set this."""
 MAX_K = 4096
 LONGEST = 1 << 15
 """Columns that one block of threads selects from."""
@@ -48,7 +47,7 @@ def logits(
     bounds = _bounds(keys, span, context_lens, block_table, query)
     table = candidates if candidates is not None else block_table
     known = query is not None and bounds is not None and _takes(query[0], weights, candidates, block)
-    if not PROVEN or not known or query is None or bounds is None:
+    if not serves("index.logits") or not known or query is None or bounds is None:
         return plain_op("index.logits")(  # type: ignore[no-any-return]
             q, weights, keys, span=span, context_lens=context_lens, block_table=block_table, max_k=max_k,
             candidates=candidates, block=block, out=out,
@@ -156,7 +155,7 @@ def topk(
     :returns: int32 ``[T, k]``, -1 padded at the end; with ``want_values`` also their scores (-inf in the padding).
     :raises ShapeContractError: as the op of ``cpu``.
     """
-    if not PROVEN or not _takes_selection(scores, k, end, offset, out):
+    if not serves("index.topk") or not _takes_selection(scores, k, end, offset, out):
         return plain_op("index.topk")(scores, k, end=end, offset=offset, want_values=want_values, out=out)  # type: ignore[no-any-return]
     rows, n = scores.shape
     chosen = out if out is not None else scores.new_empty((rows, k), dtype=torch.int32)

@@ -16,12 +16,10 @@ from deepinfer_cuda.tensors import PreparedWeight, QuantTensor
 from deepinfer_cuda.tl.moe.gate import gate_choose, gate_logits, segments
 from deepinfer_cuda.tl.moe.rows import combine_rows, gather_rows
 from deepinfer_cuda.tl.moe.swiglu import swiglu_rows
+from deepinfer_cuda.unproven import EXPERT_ROWS, serves
 
 CAST = ("e4m3", 32, "ue8m0")
 MAX_EXPERTS, MAX_CHOICES = 1024, 16
-PROVEN = False
-"""Whether gate, sort, gather, combine and swiglu take their kernels. Until their tests have passed on a device the
-plain ops serve; the tests turn it on."""
 FEW_TOKENS = 512
 """Tokens up to which the segments of the gate's inner dimension have blocks of their own."""
 
@@ -47,7 +45,7 @@ def gate(
     :returns: int64 ``[T, k]`` in order of choice, and fp32 weights: scores over their sum, times ``scale``.
     :raises UnsupportedFeature: ``force_random`` or ``placement`` (expert replicas) is asked for.
     """
-    if not PROVEN or not _takes_gate(
+    if not serves("moe.gate") or not _takes_gate(
         x, w, bias, k, temperature, bias_image, image_rows, mask, (force_random, placement)
     ):
         return plain_op("moe.gate")(  # type: ignore[no-any-return]
@@ -140,7 +138,7 @@ def swiglu(
     inner = x.shape[-1] // 2 if x.dim() else 0
     whole = inner > 0 and x.shape[-1] % (64 if cast is not None else 16) == 0
     if (
-        not PROVEN
+        not serves("moe.swiglu")
         or not _is_bf16_rows(x)
         or not whole
         or clamp < 0.0
@@ -180,7 +178,7 @@ def experts(d: Any, w1: Any, w2: Any, *, clamp: float, cast: tuple[str, int, str
     if not rows:
         return y
     tile = tile_rows(rows, count)
-    if PROVEN:
+    if serves(EXPERT_ROWS):
         tiles = d.routing.tiles(count, tile)
         x = torch.empty(rows, d.width, dtype=torch.bfloat16, device=device)
         gather_rows(width=d.width, choices=d.routing.idx.shape[1])(_words(_rows(d.exact)), d.routing.pair_of, _words(x))
@@ -202,7 +200,7 @@ def _takes_experts(d: Dispatched, w1: Any, w2: Any, cast: tuple[str, int, str] |
 def combine(y: Tensor, handle: Any, *, bias: Tensor | None = None) -> Tensor:
     """Sum each token's expert rows in fp32 in ascending expert id, then ``bias`` ``[T, H]`` (the shared expert's
     output); one rounding to the dtype of the dispatched tokens."""
-    if not PROVEN or not isinstance(handle, Handle) or not _takes_combine(y, handle, bias):
+    if not serves("moe.combine") or not isinstance(handle, Handle) or not _takes_combine(y, handle, bias):
         return plain_op("moe.combine")(y, handle, bias=bias)  # type: ignore[no-any-return]
     out = torch.empty(handle.tokens, y.shape[1], dtype=torch.bfloat16, device=y.device)
     if handle.tokens:

@@ -1,0 +1,26 @@
+"""Kernels that are not in use: named by ops that exist, left alone by the wrappers, called by their own tests."""
+
+import pytest
+
+from deepinfer_contracts import OPS
+from deepinfer_cuda import unproven
+from deepinfer_cuda.backend import op_table
+from deepinfer_cuda.plain import plain_op
+
+
+def test_the_list_names_ops_that_have_a_wrapper_and_a_plain_op():
+    named = {op.split(":")[0] for op in unproven.OPS}
+    assert named <= set(OPS)
+    assert named <= set(op_table())
+    for op in named:
+        assert callable(plain_op(op))
+
+
+def test_all_serve_within_and_none_more_behind():
+    before = set(unproven.OPS)
+    with pytest.raises(ValueError, match="stop"), unproven.all_serve():
+        assert all(unproven.serves(op) for op in before)
+        raise ValueError("stop")
+    assert before == unproven.OPS
+    assert not any(unproven.serves(op) for op in before)
+    assert unproven.serves("norm.rms")
