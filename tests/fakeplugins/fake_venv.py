@@ -25,6 +25,8 @@ from deepinfer_core.cli import main
 
 sys.exit(main())
 """
+LEFT_OUT = "deepinfer_cuda"
+"""In the name of what is kept from the venvs: what commands print must not depend on whether it is installed."""
 # Tells, in the file that FAKEPLUGINS_IMPORTS names, which packages of interest a process ran code of: torch and fakes.
 IMPORT_AUDIT = """
 import os
@@ -60,7 +62,7 @@ class FakeVenv:
     def create(cls, folder: Path) -> FakeVenv:
         made = cls(folder)
         venv.EnvBuilder(with_pip=False, symlinks=True).create(folder)
-        outer = [path for path in site.getsitepackages() if Path(path).is_dir()]
+        outer = [made.outer(Path(path), i) for i, path in enumerate(site.getsitepackages()) if Path(path).is_dir()]
         lines = [f"import site; site.addsitedir({path!r})" for path in outer]
         (made.site / "zz_outer.pth").write_text("\n".join(["import _fake_import_audit", *lines]) + "\n")
         (made.site / "_fake_import_audit.py").write_text(IMPORT_AUDIT)
@@ -68,6 +70,15 @@ class FakeVenv:
         script.write_text(CONSOLE_SCRIPT.format(python=made.python))
         script.chmod(0o755)
         return made
+
+    def outer(self, packages: Path, number: int) -> str:
+        """A folder of links to what is in ``packages``, without distributions that not every environment has."""
+        folder = self.folder / "outer" / str(number)
+        folder.mkdir(parents=True)
+        for entry in packages.iterdir():
+            if LEFT_OUT not in entry.name:
+                (folder / entry.name).symlink_to(entry)
+        return str(folder)
 
     @property
     def python(self) -> Path:
