@@ -80,6 +80,16 @@ def test_plugins_with_a_name_says_everything_about_it(alone, capsys):
     assert "code          E_MANIFEST\n" in out
 
 
+def test_plugins_with_a_name_tells_claims_by_architecture_where_there_are_any(alone, capsys):
+    by_arch = 'arch = ["a1", "a2"]\nclaims_on = { a2 = ["kv:v41", "feature:graphs"], a1 = ["kv:v41"] }'
+    alone.add("rich", table=by_arch)
+    alone.add("plain")
+    assert cli.main(["plugins", "rich"]) == 0
+    assert "\nclaims_on     a1: kv:v41; a2: feature:graphs, kv:v41\n" in capsys.readouterr().out
+    assert cli.main(["plugins", "plain"]) == 0
+    assert "claims_on" not in capsys.readouterr().out
+
+
 def test_plugins_with_an_unknown_name_lists_the_installed_ones(alone, capsys):
     alone.add("toy")
     assert cli.main(["plugins", "tou"]) == 3

@@ -120,11 +120,15 @@ def _command_line(command: PluginCommand) -> str:
 
 def describe(record: PluginRecord, commands: Sequence[PluginCommand] = ()) -> str:
     """Everything known about one plugin, one field a line."""
-    data = {key: value for key, value in record_data(record, commands).items() if value not in ("", [], None)}
+    data = {key: value for key, value in record_data(record, commands).items() if value not in ("", [], {}, None)}
     width = max(len(key) for key in data)
-    return "\n".join(
-        f"{key.ljust(width)}  {', '.join(value) if isinstance(value, list) else value}" for key, value in data.items()
-    )
+    return "\n".join(f"{key.ljust(width)}  {_as_text(value)}" for key, value in data.items())
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, dict):
+        return "; ".join(f"{key}: {_as_text(inner)}" for key, inner in value.items())
+    return ", ".join(value) if isinstance(value, list) else str(value)
 
 
 def as_data(records: Sequence[PluginRecord], commands: Sequence[PluginCommand] = ()) -> dict[str, Any]:
