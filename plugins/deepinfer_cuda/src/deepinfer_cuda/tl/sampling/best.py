@@ -1,14 +1,11 @@
 """The best token of each row: the highest logit, the lowest id among equals, the first NaN before all."""
 
-from importlib.resources import files
 from typing import Any
 
 import tilelang.language as T
 
 from deepinfer_cuda.jit import kernel
-
-ROWS = files(__package__).joinpath("rows.cuh").read_text(encoding="utf-8")
-WARP = 32
+from deepinfer_cuda.tl.sampling.rows import ROWS, WARP
 
 
 @kernel(cases=[{"width": 1536, "vector": 4}, {"width": 129280, "vector": 4}, {"width": 1527, "vector": 1}])

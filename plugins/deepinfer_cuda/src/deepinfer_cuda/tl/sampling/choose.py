@@ -11,15 +11,13 @@ integers, so every sum has one value whatever the order, and the result is that 
    stretch that it falls into. With coupled noise: the best token after noise instead. Or the log-probabilities.
 """
 
-from importlib.resources import files
 from typing import Any
 
 import tilelang.language as T
 
 from deepinfer_cuda.jit import kernel
+from deepinfer_cuda.tl.sampling.rows import ROWS, WARP, pure, read
 
-ROWS = files(__package__).joinpath("rows.cuh").read_text(encoding="utf-8")
-WARP = 32
 BUCKETS = 2048
 LISTED = 8192
 """Tokens of a bucket that fit into shared memory; a power of two."""
@@ -47,18 +45,6 @@ def choose(*, width: int, vector: int, result: str, threads: int = 512) -> Any:
     turns = -(-width // (warps * chunk))
     each = BUCKETS // threads
     told = (rows, width) if result == ALL else (rows,)
-
-    def pure(dtype: str, name: str, *args: Any) -> Any:
-        return T.call_pure_extern(dtype, name, *args)
-
-    @T.macro
-    def read(values: Any, logits: Any, row: Any, column: Any) -> None:
-        """``vector`` logits; what lies behind the row counts as -inf."""
-        if column < width:
-            T.call_extern("handle", f"di_load<{vector}>", T.address_of(values[0]), T.address_of(logits[row, column]))
-        else:
-            for v in T.unroll(vector):
-                values[v] = -T.infinity("float32")
 
     @T.macro
     def gather(value: Any, sums: Any, thread: Any) -> None:
@@ -125,7 +111,7 @@ def choose(*, width: int, vector: int, result: str, threads: int = 512) -> Any:
                 T.sync_threads()
             total[0] = T.int64(0)
             for i in T.unroll(turns, unroll_factor=4):
-                read(values, logits, row, first + i * chunk)
+                read(values, logits, row, first + i * chunk, width, vector)
                 for v in T.unroll(vector):
                     e = pure("float32", "di_relative", values[v], peak, heat)
                     if e >= least:
@@ -177,7 +163,7 @@ def choose(*, width: int, vector: int, result: str, threads: int = 512) -> Any:
                     # 2. The tokens of the bucket, and the last of them that stays.
                     size[0] = T.cast(found[0], "int32")
                     for i in T.serial(turns):
-                        read(values, logits, row, first + i * chunk)
+                        read(values, logits, row, first + i * chunk, width, vector)
                         for v in T.unroll(vector):
                             if (pure("int32", "di_bucket", values[v], peak, heat) == size[0]) and (
                                 pure("float32", "di_relative", values[v], peak, heat) >= least
@@ -251,7 +237,7 @@ def choose(*, width: int, vector: int, result: str, threads: int = 512) -> Any:
                             number[0] = T.int64(0)
                             part[0] = T.int64(0)
                             for i in T.serial(turns):
-                                read(values, logits, row, first + i * chunk)
+                                read(values, logits, row, first + i * chunk, width, vector)
                                 for v in T.unroll(vector):
                                     if pure("uint64", "di_rank", values[v], first + i * chunk + v) >= trial:
                                         e = pure("float32", "di_relative", values[v], peak, heat)
@@ -271,7 +257,7 @@ def choose(*, width: int, vector: int, result: str, threads: int = 512) -> Any:
             log_total = pure("float32", "logf", share)
             if result == ALL:
                 for i in T.serial(turns):
-                    read(values, logits, row, first + i * chunk)
+                    read(values, logits, row, first + i * chunk, width, vector)
                     for v in T.unroll(vector):
                         if (pure("float32", "di_relative", values[v], peak, heat) >= least) and (
                             pure("uint64", "di_rank", values[v], first + i * chunk + v) >= cut[0]
@@ -290,7 +276,7 @@ def choose(*, width: int, vector: int, result: str, threads: int = 512) -> Any:
                 best[0] = T.uint64(0)
                 best[1] = T.uint64(0)
                 for i in T.serial(turns):
-                    read(values, logits, row, first + i * chunk)
+                    read(values, logits, row, first + i * chunk, width, vector)
                     for v in T.unroll(vector):
                         noisy = pure(
                             "uint64",
@@ -326,7 +312,7 @@ def choose(*, width: int, vector: int, result: str, threads: int = 512) -> Any:
             else:
                 part[0] = T.int64(0)
                 for i in T.unroll(turns, unroll_factor=4):
-                    read(values, logits, row, first + i * chunk)
+                    read(values, logits, row, first + i * chunk, width, vector)
                     for v in T.unroll(vector):
                         e = pure("float32", "di_relative", values[v], peak, heat)
                         if (e >= least) and (
@@ -349,7 +335,7 @@ def choose(*, width: int, vector: int, result: str, threads: int = 512) -> Any:
                         before[1] = before[1] + sums[w]
                 if (before[1] <= before[0]) and (before[0] < before[1] + sums[warp]):
                     for i in T.serial(turns):
-                        read(values, logits, row, first + i * chunk)
+                        read(values, logits, row, first + i * chunk, width, vector)
                         part[0] = T.int64(0)
                         for v in T.unroll(vector):
                             e = pure("float32", "di_relative", values[v], peak, heat)

@@ -1,14 +1,11 @@
 """The canonical draw from rows of log-probabilities (``spec/sampling.md`` 2.4, 2.5)."""
 
-from importlib.resources import files
 from typing import Any
 
 import tilelang.language as T
 
 from deepinfer_cuda.jit import kernel
-
-ROWS = files(__package__).joinpath("rows.cuh").read_text(encoding="utf-8")
-WARP = 32
+from deepinfer_cuda.tl.sampling.rows import ROWS, WARP, pure, read
 
 
 @kernel(cases=[{"width": 1536, "vector": 4}, {"width": 1527, "vector": 1}, {"width": 129280, "vector": 4}])
@@ -21,17 +18,6 @@ def draw(*, width: int, vector: int, threads: int = 512) -> Any:
     warps = threads // WARP
     chunk = WARP * vector
     turns = -(-width // (warps * chunk))
-
-    def pure(dtype: str, name: str, *args: Any) -> Any:
-        return T.call_pure_extern(dtype, name, *args)
-
-    @T.macro
-    def read(values: Any, logprobs: Any, row: Any, column: Any) -> None:
-        if column < width:
-            T.call_extern("handle", f"di_load<{vector}>", T.address_of(values[0]), T.address_of(logprobs[row, column]))
-        else:
-            for v in T.unroll(vector):
-                values[v] = -T.infinity("float32")
 
     @T.prim_func
     def draw(
@@ -57,7 +43,7 @@ def draw(*, width: int, vector: int, threads: int = 512) -> Any:
             part[0] = T.int64(0)
             best[0] = T.uint64(0)
             for i in T.unroll(turns, unroll_factor=4):
-                read(values, logprobs, row, first + i * chunk)
+                read(values, logprobs, row, first + i * chunk, width, vector)
                 for v in T.unroll(vector):
                     e = pure("float32", "di_probability", values[v])
                     part[0] = part[0] + pure("int64", "di_weight", e, T.float32(1.0))
@@ -83,7 +69,7 @@ def draw(*, width: int, vector: int, threads: int = 512) -> Any:
                 target = pure("int64", "di_target", pure("int64", "di_key", seeds[row], positions[row], case), part[0])
                 if (before[0] <= target) and (target < before[0] + sums[warp]):
                     for i in T.serial(turns):
-                        read(values, logprobs, row, first + i * chunk)
+                        read(values, logprobs, row, first + i * chunk, width, vector)
                         part[0] = T.int64(0)
                         for v in T.unroll(vector):
                             part[0] = part[0] + pure(
