@@ -12,7 +12,7 @@ from attrs import field, frozen
 
 from kernel_bench.harness import Call
 
-AREAS = ("store", "attn", "index", "dense", "mhc", "engram", "moe", "sample")
+AREAS = ("store", "attn", "dense", "mhc", "engram", "moe", "sample")
 Maker = Callable[[int], Call]
 """Makes the call of input set number i. Inputs are made when it is called, on the device, from a seed and i."""
 
@@ -40,14 +40,6 @@ class Case:
 
 
 def load(areas: Sequence[str], rows: Sequence[int] | None) -> list[Case]:
-    """The cases of ``areas`` at ``rows``, or at each area's own sizes. An area without a module here has none."""
-    found: list[Case] = []
-    for area in areas:
-        try:
-            module = importlib.import_module(f"kernel_bench.{area}")
-        except ModuleNotFoundError as exc:
-            if exc.name != f"kernel_bench.{area}":
-                raise
-            continue
-        found += module.cases(rows)
-    return found
+    """The cases of ``areas`` at ``rows``, or at each area's own sizes."""
+    modules = [importlib.import_module(f"kernel_bench.{area}") for area in areas]
+    return [case for module in modules for case in module.cases(rows)]
