@@ -50,7 +50,7 @@ def measure(calls: Sequence[Call]) -> Timing:
 
     :raises RuntimeError: a call cannot be captured: it waits for the device.
     """
-    for call in calls[:2]:  # compiles, and creates what is created once
+    for call in calls:  # compiles, and creates what is created once: for each weight as well
         call()
     torch.cuda.synchronize()
     estimate = _estimate(calls)

@@ -13,6 +13,7 @@ from deepinfer_cuda.tensors import PreparedWeight
 from deepinfer_cuda.tl.moe import packing
 from deepinfer_cuda.tl.moe.gate import segments
 from deepinfer_cuda.tl.moe.sort import slots
+from deepinfer_cuda.weights import prepared
 
 MASK = 0x81C081C0
 
@@ -99,12 +100,32 @@ def test_more_rows_an_expert_take_wider_tiles():
 
 
 @pytest.mark.parametrize(("reach", "outputs"), [((-9, 2), 128), ((-111, 0), 128), ((-9, -6), 100)])
-def test_stack_beyond_the_layout_is_not_packed(monkeypatch, reach, outputs):
+def test_stack_beyond_the_layout_is_not_packed(reach, outputs):
+    assert not grouped.can_pack(empty_stack(outputs, reach), gated=True)
+    assert grouped.can_pack(empty_stack(128, (-9, -6)), gated=True)
+
+
+def empty_stack(outputs, reach):
+    """A stack of zeros that says it is on a device."""
     w = PreparedWeight(
         name="w", use="experts", fmt="e2m1", stored=torch.zeros(2, outputs, 32, dtype=torch.uint8),
         scales=torch.zeros(2, outputs, 2, dtype=torch.uint8), block_rows=1, reach=reach,
     )  # fmt: skip
-    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
-    assert not grouped.can_pack(w, gated=True)
-    w.reach, w.stored = (-9, -6), torch.zeros(2, 128, 32, dtype=torch.uint8)
-    assert grouped.can_pack(w, gated=True)
+    w.device = torch.device("cuda")
+    return w
+
+
+@pytest.mark.parametrize("parts", [1, 2], ids=["", "gated"])
+@pytest.mark.parametrize(("outputs", "inputs"), [(128, 128), (192, 96)])
+def test_a_stack_that_keeps_its_layout_alone_gives_its_codes_back(outputs, inputs, parts):
+    print("seed 6")
+    codes, scales, values = fp4_stack(torch.Generator().manual_seed(6), 2, outputs, inputs)
+    pieces = [[list(m.chunk(parts)) for m in of] for of in (codes, scales)]
+    w = prepared("w", *pieces, "experts")
+    w.device = torch.device("cuda")
+    grouped.keep_packed(w)
+    assert w._stored is None
+    assert torch.equal(w.stored, codes.view(torch.uint8))
+    assert torch.equal(w.matrix.transpose(1, 2), values.float())
+    other = packing.pack(codes.view(torch.uint8), scales.view(torch.uint8), gated=parts == 1)
+    assert torch.equal(grouped.packed(w, gated=parts == 1).view(torch.int32), other)  # the one that it does not keep

@@ -5,7 +5,7 @@ import torch
 
 from deepinfer_core.conformance import samples
 from deepinfer_core.conformance.reference import quant as reference
-from deepinfer_cuda import packing
+from deepinfer_cuda import packing, products
 from deepinfer_cuda.ops.mhc import parts_of
 from deepinfer_cuda.products import MOST_SPLITS, cut_of, rows_at_once
 from deepinfer_cuda.tl.dense import COUNTERS, STEP, WORKSPACE
@@ -41,6 +41,24 @@ def test_packed_codes_times_factors_are_the_weight():
     w = prepared("w", codes, scale, "dense")
     assert packing.can_pack(w)
     assert torch.equal(unpacked(packing.packed_codes(w), packing.factors(w).view(torch.int32)), values)
+
+
+@pytest.mark.parametrize(("outputs", "use"), [(256, "dense"), (384, "heads:3")])
+def test_a_weight_that_keeps_its_layout_alone_gives_its_codes_back(outputs, use):
+    codes, scale, values = fp8(3, outputs, 256)
+    w = prepared("w", codes, scale, use)
+    products.keep_packed(w)
+    assert w._stored is None
+    assert torch.equal(w.stored.view(codes.shape), codes.view(torch.uint8))
+    assert torch.equal(w.matrix.transpose(-1, -2).reshape(values.shape), values)
+    assert torch.equal(w.exact.view(values.shape).float(), values)
+
+
+def test_a_weight_that_no_kernel_takes_keeps_its_codes():
+    codes, scale, _ = fp8(4, 96, 128)
+    w = prepared("w", codes, scale, "dense")
+    products.keep_packed(w)
+    assert torch.equal(w._stored, codes.view(torch.uint8))
 
 
 def test_packing_takes_only_scales_that_bf16_holds_with_the_bias():

@@ -29,7 +29,7 @@ def tile_rows(rows: int, experts: int) -> int:
 
 def can_pack(w: Any, *, gated: bool) -> bool:
     """Whether the kernel takes the stack ``w``: FP4 codes, scales within reach, whole vectors of outputs."""
-    if not isinstance(w, PreparedWeight) or w.fmt != "e2m1" or w.stored.dim() != 3 or not w.stored.is_cuda:
+    if not isinstance(w, PreparedWeight) or w.fmt != "e2m1" or len(w.size) != 3 or w.device.type != "cuda":
         return False
     low, high = packing.REACH
     whole = w.outputs % (64 if gated else 8) == 0 and w.inputs % 32 == 0 and w.block_rows == 1
@@ -38,8 +38,21 @@ def can_pack(w: Any, *, gated: bool) -> bool:
 
 def packed(w: PreparedWeight, *, gated: bool) -> Tensor:
     """The stack in the layout of the kernel, made at the first use."""
-    name = "mxfp4:gated" if gated else "mxfp4"
-    return w.layout(name, lambda w: _packed(w, gated))
+    return w.layout(_NAMES[gated], lambda w: _packed(w, gated))
+
+
+def keep_packed(w: PreparedWeight) -> None:
+    """Hold a stack of FP4 codes in the layout of the kernel alone. Gate and up come as two parts of each matrix."""
+    gated = len(w.parts) == 2
+    if can_pack(w, gated=gated):
+        w.keep_layout(_NAMES[gated], lambda w: _packed(w, gated), lambda w: _unpacked(w, gated))
+
+
+_NAMES = {False: "mxfp4", True: "mxfp4:gated"}
+
+
+def _unpacked(w: PreparedWeight, gated: bool) -> Tensor:
+    return packing.unpack(packed(w, gated=gated).view(torch.int32), w.size, gated=gated)
 
 
 def _packed(w: PreparedWeight, gated: bool) -> Tensor:
@@ -89,7 +102,7 @@ def grouped(
     if not _takes(a, w, seg_ends, out_dtype, out):
         return plain_op("gemm.grouped")(a, w, seg_ends, out_dtype=out_dtype, out=out)  # type: ignore[no-any-return]
     x = a.exact if isinstance(a, QuantTensor) else a
-    rows, experts = x.shape[0], w.stored.shape[0]
+    rows, experts = x.shape[0], w.size[0]
     if out is None:
         out = torch.empty(rows, w.outputs, dtype=out_dtype or torch.bfloat16, device=x.device)
     out.zero_()
@@ -108,7 +121,7 @@ def _takes(a: Any, w: Any, seg_ends: Any, out_dtype: torch.dtype | None, out: Te
     values = a.exact if isinstance(a, QuantTensor) else a
     if not isinstance(values, Tensor) or values.dtype != torch.bfloat16 or values.dim() != 2:
         return False
-    if values.shape[1] != w.inputs or len(seg_ends) != w.stored.shape[0]:
+    if values.shape[1] != w.inputs or len(seg_ends) != w.size[0]:
         return False
     if not isinstance(seg_ends, Tensor):
         steps = zip([0, *seg_ends], [*seg_ends, values.shape[0]], strict=True)

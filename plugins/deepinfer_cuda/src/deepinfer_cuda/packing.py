@@ -7,6 +7,8 @@ from torch import Tensor
 
 from deepinfer_cuda.tensors import PreparedWeight
 
+PACKED = "packed"
+"""Name of the layout."""
 ROWS, INPUTS = 16, 32
 """Outputs and inputs of a packed piece: 512 bytes, 16 for each thread of a warp."""
 BIAS = 120
@@ -21,16 +23,24 @@ def packed_codes(w: PreparedWeight) -> Tensor:
     Thread 4g + t of a warp holds 16 bytes: for each of four groups of eight inputs, inputs 2t and 2t + 1 of outputs g
     and g + 8, the outputs alternating.
     """
-    outputs, inputs = w.stored[..., 0].numel(), w.inputs
+    outputs, inputs = w.size[:-1].numel(), w.inputs
     pieces = w.stored.view(torch.uint8).view(outputs // ROWS, 2, 8, inputs // INPUTS, 4, 4, 2)
     ordered = pieces.permute(0, 3, 2, 5, 4, 6, 1).contiguous()
     return ordered.view(outputs // ROWS, inputs // INPUTS, 512).view(torch.uint32)
 
 
+def unpacked_codes(w: PreparedWeight) -> Tensor:
+    """The codes of a weight that keeps :func:`packed_codes` alone, as they were stored."""
+    outputs, inputs = w.size[:-1].numel(), w.inputs
+    pieces = w.layout(PACKED, packed_codes).view(torch.uint8)
+    pieces = pieces.view(outputs // ROWS, inputs // INPUTS, 8, 4, 4, 2, 2)
+    return pieces.permute(0, 6, 2, 1, 4, 3, 5).reshape(w.size)
+
+
 def factors(w: PreparedWeight) -> Tensor:
     """Scale times missing bias as two equal bf16 in a word: uint32 ``[(G) out / 32, in / 32]``."""
     if w.scales is None:  # a plain weight: never read, but of the shape that the kernel was told
-        return torch.zeros(w.stored[..., 0].numel() // 32, w.inputs // 32, dtype=torch.uint32, device=w.device)
+        return torch.zeros(w.size[:-1].numel() // 32, w.inputs // 32, dtype=torch.uint32, device=w.device)
     half = (w.scales.flatten(0, -2).to(torch.int32) + BIAS) << 7
     return (half | (half << 16)).view(torch.uint32)
 

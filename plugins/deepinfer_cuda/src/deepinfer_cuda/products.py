@@ -61,14 +61,26 @@ def cut_of(outputs: int, inputs: int, groups: int = 1) -> Cut | None:
     return Cut(tile, min((n for n in allowed if tiles * n >= BLOCKS), default=allowed[-1]))
 
 
+def groups_of(w: PreparedWeight) -> int:
+    """Weights of a stack."""
+    return w.size[:-2].numel()
+
+
+def keep_packed(w: PreparedWeight) -> None:
+    """Hold FP8 codes that our kernel multiplies in its layout alone."""
+    if packing.can_pack(w) and cut_of(w.outputs, w.inputs, groups_of(w)) is not None:
+        w.keep_layout(packing.PACKED, packing.packed_codes, packing.unpacked_codes)
+        w.layout("factors", packing.factors)
+
+
 def takes(w: PreparedWeight, rows: int) -> Cut | None:
     """How our kernel multiplies ``rows`` rows by ``w``; None: the library does."""
-    most = SOME_ROWS if w.fmt == "e4m3" and w.stored.numel() >= LARGE else FEW_ROWS
+    most = SOME_ROWS if w.fmt == "e4m3" and w.size.numel() >= LARGE else FEW_ROWS
     if rows > most and not SETTINGS.batch_invariant:
         return None
     if w.fmt != "bf16" and not packing.can_pack(w):
         return None
-    return cut_of(w.outputs, w.inputs, w.stored.numel() // (w.outputs * w.stored.shape[-1]))
+    return cut_of(w.outputs, w.inputs, groups_of(w))
 
 
 def few_rows(x: Tensor, w: PreparedWeight, cut: Cut, y: Tensor, groups: int = 1) -> None:
@@ -76,7 +88,7 @@ def few_rows(x: Tensor, w: PreparedWeight, cut: Cut, y: Tensor, groups: int = 1)
     rows = x.shape[0]
     tile = next((n for n in TILES_OF_ROWS if rows <= n), TILES_OF_ROWS[-1])
     codes = w.fmt == "e4m3"
-    weight = w.layout("packed", packing.packed_codes) if codes else w.stored.view(groups * w.outputs, w.inputs)
+    weight = w.layout(packing.PACKED, packing.packed_codes) if codes else w.stored.view(groups * w.outputs, w.inputs)
     factors = w.layout("factors", packing.factors)
     launch = dense_rows(
         outputs=w.outputs,

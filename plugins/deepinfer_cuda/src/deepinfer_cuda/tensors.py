@@ -1,6 +1,6 @@
 """Opaque values that ops hand to each other: quantised activations and prepared weights.
 
-Both hold one stored form and derive the others when somebody asks. Every derivation is a composition of torch
+Both hold one form and derive the others when somebody asks. Every derivation is a composition of torch
 operations without synchronisation, so it may happen inside a captured graph, and it is exact: a code times its power
 of two is a bf16 number, because E4M3 has four significant bits and E2M1 two.
 """
@@ -93,9 +93,11 @@ class QuantTensor:
 
 @define(eq=False)
 class PreparedWeight:
-    """A weight on the device in the form of the checkpoint, ``[out, in]`` or a stack ``[E, out, in]``.
+    """A weight on the device, ``[out, in]`` or a stack ``[E, out, in]``, as the checkpoint stores it, or in a kernel's
+    layout alone, from which that form can be had.
 
     :ivar fmt: ``e4m3``, ``e2m1`` (``stored`` holds codes), ``bf16`` or ``f32`` (``stored`` holds values).
+    :ivar size: that of ``stored``.
     :ivar scales: E8M0 bytes ``[(E,) ceil(out / block_rows), ceil(in / 32)]`` of a quantised weight.
     :ivar block_rows: outputs that share a scale: 32, or 1 where blocks of 32 would cross a border of pieces.
     :ivar parts: output widths of the pieces that were concatenated.
@@ -105,7 +107,7 @@ class PreparedWeight:
     name: str
     use: str
     fmt: str
-    stored: Tensor
+    _stored: Tensor | None
     scales: Tensor | None = None
     block_rows: int = GROUP
     parts: tuple[int, ...] = ()
@@ -113,23 +115,34 @@ class PreparedWeight:
     _matrix: Tensor | None = None
     _exact: Tensor | None = None
     _layouts: dict[str, Tensor] = field(factory=dict)
+    _unpack: Callable[[PreparedWeight], Tensor] | None = None
+    size: torch.Size = field(init=False)
+    device: torch.device = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.size, self.device = self.stored.shape, self.stored.device
+
+    @property
+    def stored(self) -> Tensor:
+        """Codes or values as in the checkpoint; made anew each time where a layout is all that is kept."""
+        if self._stored is not None:
+            return self._stored
+        if self._unpack is None:
+            raise ValueError(f"weight {self.name} has neither codes nor a layout")
+        return self._unpack(self)
 
     @property
     def outputs(self) -> int:
-        return self.stored.shape[-2]
+        return self.size[-2]
 
     @property
     def inputs(self) -> int:
-        return self.stored.shape[-1] * (2 if self.fmt == "e2m1" else 1)
+        return self.size[-1] * (2 if self.fmt == "e2m1" else 1)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """``(in, out)`` or ``(E, in, out)``, as ``matrix`` has it."""
-        return (*self.stored.shape[:-2], self.inputs, self.outputs)
-
-    @property
-    def device(self) -> torch.device:
-        return self.stored.device
+        return (*self.size[:-2], self.inputs, self.outputs)
 
     @property
     def matrix(self) -> Tensor:
@@ -141,7 +154,7 @@ class PreparedWeight:
     @property
     def slices(self) -> tuple[Tensor, ...]:
         """The matrices of a stack, one by one."""
-        return self.matrix.unbind(0) if self.stored.dim() == 3 else ()
+        return self.matrix.unbind(0) if len(self.size) == 3 else ()
 
     @property
     def is_exact(self) -> bool:
@@ -172,6 +185,13 @@ class PreparedWeight:
         if name not in self._layouts:
             self._layouts[name] = make(self)
         return self._layouts[name]
+
+    def keep_layout(
+        self, name: str, make: Callable[[PreparedWeight], Tensor], unpack: Callable[[PreparedWeight], Tensor]
+    ) -> None:
+        """Make the kernel layout ``name`` now and drop the codes, which ``unpack`` gets back from it."""
+        self.layout(name, make)
+        self._unpack, self._stored = unpack, None
 
 
 def grouped(x: Tensor, group: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Checkpoint weights on the device, in the form of the checkpoint (``quant.prepare_weight``)."""
+"""Checkpoint weights on the device (``quant.prepare_weight``): pieces joined, and what kernels read alone kept."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def _weight(name: str, use: str, piece: Piece, parts: tuple[int, ...] = ()) -> P
 def _stack(name: str, use: str, w: Sequence[Any], sf: Sequence[Any]) -> PreparedWeight | None:
     if not w or len(w) != len(sf):
         return None
-    found = [_joined(item, scales)[0] for item, scales in zip(w, sf, strict=True)]
+    found, parts = zip(*(_joined(item, scales) for item, scales in zip(w, sf, strict=True)), strict=True)
     pieces = [piece for piece in found if piece is not None]
     first = pieces[0] if pieces else None
     if first is None or len(pieces) < len(found) or any(_form(piece) != _form(first) for piece in pieces):
         return None
     scales = None if first.scales is None else torch.stack([p.scales for p in pieces if p.scales is not None])
     whole = Piece(first.fmt, torch.stack([p.stored for p in pieces]), scales, first.block_rows)
-    return _weight(name, use, whole)
+    return _weight(name, use, whole, parts=parts[0])
 
 
 def _form(piece: Piece) -> tuple[object, ...]:

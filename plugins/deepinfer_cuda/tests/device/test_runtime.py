@@ -205,6 +205,19 @@ def test_closing_gives_all_memory_back(cuda):
     assert made._staging.num_bytes == 0
 
 
+def test_engines_that_follow_each_other_capture_on_one_stream(cuda):
+    """Libraries keep memory for each stream that they ran on."""
+    seen = []
+    for _ in range(4):
+        made = DeviceRuntime(cuda)
+        beside = DeviceRuntime(cuda)
+        assert beside._queues.capture.cuda_stream != made._queues.capture.cuda_stream
+        seen.append(made._queues.capture.cuda_stream)
+        beside.close()
+        made.close()
+    assert len(set(seen)) == 1
+
+
 def use_everything(cuda):
     made = DeviceRuntime(cuda)
     made.alloc_caches(SPECS, UNITS)

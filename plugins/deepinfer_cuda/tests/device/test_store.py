@@ -332,6 +332,30 @@ def test_compress_keeps_the_ring_of_cpu_and_its_entries(cuda, plain, width, dtyp
     assert_same(moved, large)
 
 
+@pytest.mark.parametrize("width", [512, 64])
+def test_placeholder_rows_of_a_decode_step_touch_the_null_ring_alone(cuda, width):
+    """A graph is filled up with rows of slot 0 at position 0 (``deepinfer_native.placeholder_inputs``). Whatever they
+    hold, the other rings and rows have the bits that they have without them."""
+    torch.manual_seed(SEED)
+    real, filled = 5, 16
+    score, latent = torch.randn(filled, width), torch.randn(filled, width)
+    score[real:], latent[real:] = float("nan"), float("inf")
+    slots = torch.tensor([3, 3, 1, 2, 4] + [0] * (filled - real), dtype=torch.int32)
+    lengths = torch.tensor([7, 8, 130, 1, 6] + [1] * (filled - real), dtype=torch.int32)
+    ring = torch.randn(6, 7, 2, width)
+    outs, rings = [], []
+    for rows in (real, filled):
+        state = ring.to(cuda)
+        given = [t[:rows].to(cuda) for t in (score, latent)]
+        out = compress.decode(*given, state, slots[:rows].to(cuda), lengths[:rows].to(cuda), 2, max_q=6)
+        outs.append(out[:real])
+        rings.append(state)
+        assert not out[real:].any()
+    assert_same(*outs)
+    assert_same(rings[0][1:], rings[1][1:])
+    assert_same(rings[1][0, 1:].cpu(), ring[0, 1:])
+
+
 def test_ops_can_be_captured_and_replayed(cuda):
     """One graph of a decode step's row work; a replay on other inputs equals the calls."""
     arena = Arena(cuda, "v41", 512, 134)

@@ -22,6 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_IDLE_CAPTURE: dict[int, list[torch.cuda.Stream]] = {}
+"""Capture streams of closed engines, by device. Libraries and our products keep memory for each stream that they ever
+ran on, tens of megabytes, so a stream serves the next engine instead of being made anew."""
+
 
 class Queues:
     """The streams of ``device``."""
@@ -31,7 +35,8 @@ class Queues:
         self._upload = torch.cuda.Stream(device)
         self._download = torch.cuda.Stream(device)
         self._behind = torch.cuda.Event()
-        self.capture = torch.cuda.Stream(device)
+        self._idle = _IDLE_CAPTURE.setdefault(device.index, [])
+        self.capture = self._idle.pop() if self._idle else torch.cuda.Stream(device)
 
     @property
     def compute(self) -> torch.cuda.Stream:
@@ -81,6 +86,10 @@ class Queues:
     def synchronize(self) -> None:
         """Wait for everything, on all streams."""
         torch.cuda.synchronize(self.device)
+
+    def close(self) -> None:
+        """Nothing runs on the capture stream, and no graph that was made on it will be launched: others may have it."""
+        self._idle.append(self.capture)
 
 
 def pinned(num_bytes: int) -> Tensor:

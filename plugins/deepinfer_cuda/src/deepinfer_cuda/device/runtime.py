@@ -95,3 +95,4 @@ class DeviceRuntime:
         self._graphs.close()
         self._downloads.close()
         self._staging.close()
+        self._queues.close()

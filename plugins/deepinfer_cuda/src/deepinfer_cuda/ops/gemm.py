@@ -45,7 +45,7 @@ def dense(
 
 def exact_rows(a: Any, w: Any, dims: int) -> Tensor | None:
     """``a`` in bf16 without a rounding, or None where no kernel multiplies it by ``w``, of ``dims`` dimensions."""
-    if not isinstance(w, PreparedWeight) or not w.is_exact or w.stored.dim() != dims or not w.stored.is_cuda:
+    if not isinstance(w, PreparedWeight) or not w.is_exact or len(w.size) != dims or w.device.type != "cuda":
         return None
     if isinstance(a, QuantTensor):
         return a.exact if a.sf_kind != "f32" and a.sf.is_cuda else None

@@ -77,7 +77,7 @@ def _takes_gate(
     x: Any, w: Any, bias: Tensor, k: int, temperature: float, bias_image: Tensor | None, image_rows: Tensor | None,
     mask: Tensor | None, absent: tuple[object, ...],
 ) -> bool:  # fmt: skip
-    if absent != (None, None) or not isinstance(w, PreparedWeight) or w.fmt != "bf16" or w.stored.dim() != 2:
+    if absent != (None, None) or not isinstance(w, PreparedWeight) or w.fmt != "bf16" or len(w.size) != 2:
         return False
     if not _is_bf16_rows(x) or x.shape[1] != w.inputs or w.inputs % 8 or not w.stored.is_contiguous():
         return False

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepinfer_cuda import rows
+from deepinfer_cuda import grouped, products, rows
 from deepinfer_cuda.plain import plain_op
 from deepinfer_cuda.quantised import Target
 from deepinfer_cuda.tensors import QuantTensor
@@ -100,7 +100,8 @@ def _piece(x: Tensor, cast: tuple[str, int, str]) -> int:
 
 
 def prepare_weight(name: str, w: Any, sf: Any = None, *, use: str = "dense") -> Any:
-    """A checkpoint weight on its device, in the form of the checkpoint; what products need beside it is made later.
+    """A checkpoint weight on its device, in the form of the checkpoint, or in the layout of the kernel that multiplies
+    it; other forms are made when an op asks for them.
 
     :param w: one weight ``[out, in]``; or a list, joined along the outputs; for ``use="experts"`` a list with one entry
         (a weight or a list to join) for each expert.
@@ -111,7 +112,10 @@ def prepare_weight(name: str, w: Any, sf: Any = None, *, use: str = "dense") -> 
     found = prepared(name, w, sf, use)
     if found is None:
         return plain_op("quant.prepare_weight")(name, w, sf, use=use)
-    reserve(found.device)
+    if found.device.type == "cuda":
+        reserve(found.device)
+        products.keep_packed(found)
+        grouped.keep_packed(found)
     return found
 
 

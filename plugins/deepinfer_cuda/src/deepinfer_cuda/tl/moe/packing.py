@@ -29,8 +29,19 @@ def units(size: int) -> int:
 
 def pack(codes: Tensor, scales: Tensor, *, gated: bool) -> Tensor:
     """uint8 codes ``[E, N, K / 2]`` and E8M0 ``[E, N, K / 32]`` -> int32 ``[E * slabs, units * 17, 32]``."""
-    parts = [_pack_one(c, s, gated) for c, s in zip(codes, scales, strict=True)]
-    return torch.cat(parts) if parts else codes.new_zeros(0, LINES, LINE, dtype=torch.int32)
+    slabs, steps = units(codes.shape[1]), units(codes.shape[2] * 2)
+    out = torch.empty(len(codes), slabs, steps * LINES, LINE, dtype=torch.int32, device=codes.device)
+    for place, c, s in zip(out, codes, scales, strict=True):
+        place.copy_(_pack_one(c, s, gated))
+    return out.view(-1, steps * LINES, LINE)
+
+
+def unpack(packed: Tensor, size: torch.Size, *, gated: bool) -> Tensor:
+    """The codes of :func:`pack`, uint8 ``size`` = ``[E, N, K / 2]``."""
+    out = torch.empty(size, dtype=torch.uint8, device=packed.device)
+    for place, words in zip(out, packed.view(len(out), -1, LINES * LINE), strict=True):
+        place.copy_(_unpack_one(words[:, :CODE_WORDS], size[1], size[2] * 2, gated))
+    return out
 
 
 def _pack_one(codes: Tensor, scales: Tensor, gated: bool) -> Tensor:
@@ -39,7 +50,7 @@ def _pack_one(codes: Tensor, scales: Tensor, gated: bool) -> Tensor:
     c = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2).to(torch.int32)
     s = scales.to(torch.int32)
     if gated:
-        order = torch.arange(rows, device=codes.device).view(2, rows // 16, 8).transpose(0, 1).reshape(-1)
+        order = _alternating(rows, codes.device)
         c, s = c[order], s[order]
     c = torch.nn.functional.pad(c, (0, steps * INPUTS - columns, 0, slabs * OUTPUTS - rows))
     s = torch.nn.functional.pad(s, (0, steps * 2 - s.shape[1], 0, slabs * OUTPUTS - rows), value=127)
@@ -55,9 +66,34 @@ def _pack_one(codes: Tensor, scales: Tensor, gated: bool) -> Tensor:
     return torch.cat([words, biased], dim=-1).view(slabs, steps * LINES, LINE)
 
 
+def _unpack_one(words: Tensor, rows: int, columns: int, gated: bool) -> Tensor:
+    slabs, steps = units(rows), units(columns)
+    #                  slab step warp r lane group half -> slab warp half r step group lane
+    words = words.reshape(slabs, steps, 4, 8, 4, 2, 2).permute(0, 2, 6, 3, 1, 5, 4)
+    pairs = [torch.stack([_gathered(words >> (16 * odd), eight) for odd in range(2)], dim=-1) for eight in range(4)]
+    c = torch.stack(pairs, dim=-3).reshape(slabs * OUTPUTS, steps * INPUTS)[:rows, :columns]
+    if gated:
+        c = torch.empty_like(c).index_copy_(0, _alternating(rows, c.device), c)
+    return c[:, 0::2] | c[:, 1::2] << 4
+
+
+def _alternating(rows: int, device: torch.device) -> Tensor:
+    """Eight rows of the first half, the eight of the second that belong to them, and so on."""
+    return torch.arange(rows, device=device).view(2, rows // 16, 8).transpose(0, 1).reshape(-1)
+
+
 def _spread(code: Tensor, eight: int) -> Tensor:
     """A code's bits where ``di_expand_e2m1`` looks for them in a half word."""
     sign, rest = code >> 3, code & 7
     if eight < 3:
         return sign << (15 - 3 * eight) | rest << (6 - 3 * eight)
     return sign << 14 | rest >> 2 << 13 | (rest & 3) << 10
+
+
+def _gathered(half: Tensor, eight: int) -> Tensor:
+    """The code that :func:`_spread` put into the low 16 bits of ``half``, uint8."""
+    if eight < 3:
+        code = (half >> (15 - 3 * eight) & 1) << 3 | half >> (6 - 3 * eight) & 7
+    else:
+        code = (half >> 14 & 1) << 3 | (half >> 13 & 1) << 2 | half >> 10 & 3
+    return code.to(torch.uint8)
