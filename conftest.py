@@ -1,12 +1,13 @@
 """Import the installed ``deepinfer_core`` first: in importlib mode the folder of that name would shadow it.
 
-Tests marked ``cuda`` are skipped, with the reason of the probe, where backend ``cuda`` cannot be used; the summary says
-how many.
+Tests marked ``cuda`` or ``ascend`` are skipped, with the reason of the probe, where that backend cannot be used; the
+summary says how many.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import platform
 import signal
 import sys
@@ -21,35 +22,41 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+DEVICES = {"cuda": "deepinfer_cuda", "ascend": "deepinfer_ascend"}
+"""Backend, and marker of the tests that need its device -> package."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    marked = [item for item in items if item.get_closest_marker("cuda")]
-    absent = no_cuda() if marked else ""
-    for item in marked if absent else ():
-        item.add_marker(pytest.mark.skip(reason=f"no device of backend cuda: {absent}"))
+    for name in DEVICES:
+        marked = [item for item in items if item.get_closest_marker(name)]
+        absent = unusable(name) if marked else ""
+        for item in marked if absent else ():
+            item.add_marker(pytest.mark.skip(reason=f"no device of backend {name}: {absent}"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    told = terminalreporter.stats.get("skipped", [])
-    skipped = [report for report in told if "no device of backend cuda" in str(report.longrepr)]
-    if skipped:
-        ran = sum(
-            "cuda" in report.keywords for key in ("passed", "failed") for report in terminalreporter.stats.get(key, [])
-        )
-        terminalreporter.write_line(f"cuda: {ran} run, {len(skipped)} skipped ({no_cuda()})")
+    told = terminalreporter.stats
+    for name in DEVICES:
+        skipped = [r for r in told.get("skipped", []) if f"no device of backend {name}" in str(r.longrepr)]
+        if skipped:
+            ran = sum(name in report.keywords for key in ("passed", "failed") for report in told.get(key, []))
+            terminalreporter.write_line(f"{name}: {ran} run, {len(skipped)} skipped ({unusable(name)})")
 
 
 @functools.cache
-def no_cuda() -> str:
-    """Why no test can run on a CUDA device here; empty where they can."""
+def unusable(name: str) -> str:
+    """Why no test can run on a device of this backend here; empty where they can."""
     try:
-        from deepinfer_cuda.probe import probe
+        probing = importlib.import_module(f"{DEVICES[name]}.probe")
     except ImportError:
-        return "deepinfer-cuda is not installed"
+        return f"deepinfer-{name} is not installed"
     from deepinfer_core.types import HostInfo
 
-    report = probe(HostInfo(sys.platform, platform.machine(), platform.python_version()))
+    report = probing.probe(HostInfo(sys.platform, platform.machine(), platform.python_version()))
     if not report.usable:
         return "; ".join(report.reasons)
+    if name == "ascend":
+        return ""
     import torch
 
     return "" if torch.cuda.is_available() else f"torch {torch.__version__} finds no CUDA device"

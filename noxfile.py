@@ -20,6 +20,8 @@ TORCHLESS = ("./contracts", "./native", "./deepinfer_core")
 PLUGINS = ("./plugins/deepinfer_cpu", "./plugins/deepinfer_v41", "./plugins/deepinfer_samplers")
 # Apart: TileLang is 180 MB on disk, and the first command of README.md has no use for it.
 CUDA = "./plugins/deepinfer_cuda"
+# Apart as well: nobody needs it on a machine without an Ascend device. Its emulation needs torch alone.
+ASCEND = "./plugins/deepinfer_ascend"
 CHANGELOG_TOOLS = ("towncrier>=25.8",)
 # What users of the extras [audit], [chat] and [new-plugin] have as well.
 LIBRARIES = ("scipy>=1.11", "deepseek-recipe>=0.2,<0.3", "jinja2>=3.1")
@@ -93,6 +95,11 @@ def install_cuda(session: nox.Session) -> None:
     session.install("--compile-bytecode", "-r", "requirements-cuda.txt")
 
 
+def install_ascend(session: nox.Session) -> None:
+    """Backend ascend, without torch-npu: where CANN is not, that breaks every import of torch."""
+    session.install("--compile-bytecode", "-r", "requirements-ascend.txt")
+
+
 def built(session: nox.Session, *folders: str) -> list[str]:
     """Wheels of distributions, built once for each state of their sources: the C core takes a while to compile."""
     wheels = []
@@ -151,6 +158,7 @@ def tests(session: nox.Session) -> None:
     install_all(session, *TEST_TOOLS)
     install_grammars(session)
     install_cuda(session)
+    install_ascend(session)
     run_tests(session, "-m", "not slow")
 
 
@@ -187,6 +195,7 @@ UNITS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "samplers": ((*TORCHLESS, "./plugins/deepinfer_cpu", "./plugins/deepinfer_samplers"), ()),
     "v41": ((*TORCHLESS, *PLUGINS), ()),
     "cuda": ((*TORCHLESS, *PLUGINS, CUDA), ()),
+    "ascend": ((*TORCHLESS, *PLUGINS, ASCEND), ()),
 }
 
 
@@ -195,7 +204,7 @@ UNITS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 def unit(session: nox.Session, distribution: str) -> None:
     """The tests of one distribution, with nothing installed but what it declares and its tests use."""
     needed, listed = UNITS[distribution]
-    torch = (TORCH,) if {*needed} & {*PLUGINS, CUDA} else ()
+    torch = (TORCH,) if {*needed} & {*PLUGINS, CUDA, ASCEND} else ()
     session.install(*torch, *built(session, *needed), *TEST_TOOLS)
     if listed:
         session.install("--no-deps", *built(session, *listed))
@@ -235,7 +244,7 @@ def optimised(session: nox.Session) -> None:
     """The same behaviour under ``python -O``: nothing validates with assert. The nightly adds the numeric suites."""
     install_wheels(session, *TEST_TOOLS)
     install_grammars(session)
-    session.install(TORCH, *built(session, CUDA))
+    session.install(TORCH, *built(session, CUDA, ASCEND))
     # What the gate leaves to the nightly: the numeric comparisons, and tests that only start programs without -O.
     elsewhere = [f"--ignore=tests/{folder}" for folder in ("benchmarks", "docs", "mutants")]
     chosen = (
@@ -253,7 +262,7 @@ def wheels(session: nox.Session) -> None:
     """Build every wheel, install them into an empty venv, and generate from there, in a folder without the sources."""
     # Nothing is compiled ahead: two commands import a small part of it.
     session.install(TORCH, *built(session, *TORCHLESS, *PLUGINS))
-    session.install("--no-deps", *built(session, CUDA))  # listed, and no reason for auto to leave cpu
+    session.install("--no-deps", *built(session, CUDA, ASCEND))  # listed, and no reason for auto to leave cpu
     session.chdir(session.create_tmp())
     session.run("deepinfer", "plugins")
     session.run("deepinfer", "generate", "--max-tokens", "16", "import os", env=TEST_ENV)
@@ -309,6 +318,7 @@ def nightly(session: nox.Session) -> None:
     install_all(session, *TEST_TOOLS)
     install_grammars(session)
     install_cuda(session)
+    install_ascend(session)
     run_tests(session, "-m", "slow", "--timeout", "3600")
     run_tests(session, "-m", "not slow and not compiled", python=("python", "-O"))
 

@@ -25,8 +25,8 @@ from deepinfer_core.cli import main
 
 sys.exit(main())
 """
-LEFT_OUT = "deepinfer_cuda"
-"""In the name of what is kept from the venvs: what commands print must not depend on whether it is installed."""
+LEFT_OUT = ("deepinfer_cuda", "deepinfer_ascend")
+"""In the names of what is kept from the venvs: what commands print must not depend on whether it is installed."""
 # Tells, in the file that FAKEPLUGINS_IMPORTS names, which packages of interest a process ran code of: torch and fakes.
 IMPORT_AUDIT = """
 import os
@@ -76,7 +76,7 @@ class FakeVenv:
         folder = self.folder / "outer" / str(number)
         folder.mkdir(parents=True)
         for entry in packages.iterdir():
-            if LEFT_OUT not in entry.name:
+            if not any(name in entry.name for name in LEFT_OUT):
                 (folder / entry.name).symlink_to(entry)
         return str(folder)
 

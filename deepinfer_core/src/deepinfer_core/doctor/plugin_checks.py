@@ -52,7 +52,8 @@ def plugin_findings(
     :param trace: Write a line for each hook call.
     """
     unmet = {id(r): unmet_requires(r.table.requires) for r in records if r.usable}
-    to_load = [r for r in records if r.usable and not unmet[id(r)]]
+    # One that is named is asked all the same: its own checks say more than that a file is not there.
+    to_load = [r for r in records if r.usable and (not unmet[id(r)] or r.key in needed)]
     loaded = dict(zip(map(id, to_load), _load_all(to_load, limits.load, trace), strict=True))
     probed = [
         r for r in to_load if loaded[id(r)].error is None and "deepinfer_backend_probe" in loaded[id(r)].hooks

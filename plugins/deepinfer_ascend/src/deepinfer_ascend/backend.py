@@ -1,0 +1,113 @@
+"""The backend object: which op is served by whom, on which device."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+from deepinfer_ascend.arches import SUPPORTED, arch_of
+from deepinfer_ascend.capabilities import capabilities
+from deepinfer_ascend.device.environment import RuntimeEnvironment
+from deepinfer_ascend.device.faults import typed
+from deepinfer_ascend.device.runtime import DeviceRuntime
+from deepinfer_core.caches import unit_bytes
+from deepinfer_core.errors import BackendUnavailable, ConfigError, UnsupportedArch, VendorImportError
+from deepinfer_core.interfaces import build_backend, cpu_backend
+
+NAME, DEVICE = "ascend", "npu"
+
+
+def create(device: str | None = None, config: Any = None) -> Any:
+    """A ready backend on ``device`` (None: the current one). Every op is the plain one, on tensors of the device.
+
+    :raises VendorImportError: torch_npu cannot be imported.
+    :raises BackendUnavailable: it finds no device.
+    :raises ConfigError: ``device`` is no NPU, or there are not that many.
+    :raises UnsupportedArch: the device is no Ascend 950.
+    """
+    environment = RuntimeEnvironment()
+    environment.apply()
+    try:
+        return _on_npu(device, environment)
+    except BaseException:
+        environment.restore()
+        raise
+
+
+def _on_npu(device: str | None, environment: RuntimeEnvironment) -> Any:
+    module = _runtime_module()
+    chosen = _device(module, device)
+    chip = module.get_device_name(chosen)
+    if arch_of(chip) not in SUPPORTED:
+        raise UnsupportedArch(
+            f"backend 'ascend' has no kernels for {chip}",
+            reason=f"kernels exist for {', '.join(SUPPORTED)}",
+            remedy=f"use a device of {', '.join(SUPPORTED)}, or choose --backend cpu",
+            details={"backend": NAME, "chip": chip, "supported": list(SUPPORTED)},
+        )
+    module.set_device(chosen)
+    plain = cpu_backend(on=chosen)
+    runtime = DeviceRuntime(module, chosen)
+
+    def close() -> None:
+        runtime.close()
+        plain.close()
+        environment.restore()
+
+    return build_backend(
+        NAME,
+        dict(plain.ops),
+        providers=plain.plan,
+        device=chosen,
+        capabilities=capabilities(memory_bytes=module.get_device_properties(chosen).total_memory),
+        unit_bytes=unit_bytes,
+        alloc_caches=plain.alloc_caches,
+        bind_inputs=plain.bind_inputs,
+        to_host=plain.to_host,
+        record_event=runtime.record_event,
+        wait=runtime.wait,
+        capture=runtime.capture,
+        explain_fault=typed,
+        close=close,
+        defaults=plain,
+    )
+
+
+def _runtime_module() -> Any:
+    """``torch.npu``, which torch_npu makes. Imported here and nowhere else."""
+    try:
+        importlib.import_module("torch_npu")
+    except Exception as exc:  # a missing library of CANN raises whatever it likes
+        first = str(exc).splitlines()[0] if str(exc) else ""
+        raise VendorImportError(
+            "torch_npu cannot be imported",
+            reason=f"{type(exc).__name__}: {first}",
+            remedy="source set_env.sh of CANN, then run deepinfer doctor ascend; or choose --backend cpu",
+            details={"backend": NAME, "vendor": "torch-npu"},
+        ) from exc
+    return torch.get_device_module(DEVICE)
+
+
+def _device(module: Any, text: str | None) -> torch.device:
+    count = module.device_count() if module.is_available() else 0
+    if not count:
+        raise BackendUnavailable(
+            "torch_npu finds no device here",
+            reason="the runtime shows none to this process",
+            remedy="deepinfer doctor ascend says what is missing; or choose --backend cpu",
+            details={"backend": NAME},
+        )
+    try:
+        device = torch.device(text or DEVICE)
+    except RuntimeError:
+        device = torch.device("meta")
+    index = module.current_device() if device.index is None else device.index
+    if device.type != DEVICE or index >= count:
+        raise ConfigError(
+            f"device '{text}' does not belong to backend 'ascend'",
+            reason=f"its devices are {', '.join(f'{DEVICE}:{i}' for i in range(count))}",
+            remedy="choose one of them, or leave the device unset",
+        )
+    return torch.device(DEVICE, index)

@@ -1,0 +1,1 @@
+"""What is not an op: the runtime's environment, events, graphs, and the faults of a device."""

@@ -1,0 +1,69 @@
+"""Events and graphs of one NPU. Copies are torch's own, on the compute stream: nothing overlaps with a step yet."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from deepinfer_core.errors import CapacityError, DeepInferError, GraphCaptureError
+
+WITHOUT = "run with --no-graphs, which launches each step op by op"
+
+
+class DeviceRuntime:
+    """:param module: ``torch.npu``. :param device: the one that this backend computes on."""
+
+    def __init__(self, module: Any, device: torch.device) -> None:
+        self._module, self._device = module, device
+        self._pool: Any = None
+
+    def record_event(self) -> Any:
+        """Marks the end of everything that was launched so far. Without timing, as graphs need it."""
+        event = self._module.Event()
+        event.record(self._module.current_stream(self._device))
+        return event
+
+    def wait(self, event: Any) -> None:
+        event.synchronize()
+
+    def capture(self, call: Callable[[], object]) -> Callable[[], None]:
+        """Run ``call`` once, then record it; the result launches it again.
+
+        A graph of the runtime takes launches alone: no wait, no timer, no shape that depends on a value.
+
+        :raises GraphCaptureError: ``call`` does something else. :raises CapacityError: there is no memory for it.
+        """
+        call()  # libraries make workspaces at their first use, which no capture may contain
+        self._module.synchronize()
+        if self._pool is None:
+            self._pool = self._module.graph_pool_handle()
+        graph = self._module.NPUGraph()
+        gc.collect()  # what is freed during a capture may belong to another stream
+        try:
+            with self._module.graph(graph, pool=self._pool):
+                call()
+        except (CapacityError, torch.OutOfMemoryError):
+            raise
+        except Exception as exc:
+            raise _refusal(exc) from exc
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+    def close(self) -> None:
+        """Wait for the device. Idempotent."""
+        self._module.synchronize()
+        self._pool = None
+
+
+def _refusal(exc: Exception) -> GraphCaptureError:
+    first = str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
+    reason = f"{exc.code}: {exc.what}" if isinstance(exc, DeepInferError) else f"{type(exc).__name__}: {first}"
+    return GraphCaptureError(
+        "a step cannot be captured in a graph of the NPU",
+        reason=reason,
+        remedy=WITHOUT + "; authors: nothing in it may wait for the device or depend on its values",
+        details={"exception": type(exc).__name__},
+    )

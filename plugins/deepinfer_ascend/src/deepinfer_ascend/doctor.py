@@ -1,0 +1,45 @@
+"""What ``deepinfer doctor ascend`` looks at beside the device, which the core tells: ten ways in which a set-up breaks.
+
+Creates no device context. ``import torch`` is tried in a process of its own: where torch-npu breaks it, it breaks this
+one too.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from deepinfer_ascend import facts
+from deepinfer_ascend.machine import Machine
+from deepinfer_core.types import DoctorCheck, HostInfo
+
+_IMPORT_LIMIT_S = 40.0
+
+
+def checks(host: HostInfo, root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> list[DoctorCheck]:
+    """One line for each thing that is looked at."""
+    machine = Machine.read(root, environ)
+    found = [*machine.checks()]
+    if machine.pair.torch:
+        found.append(facts.autoload_check(machine.pair, import_error(environ)))
+    if machine.devices:
+        found.append(facts.memory_check(machine.visible or machine.devices))
+    return found
+
+
+def import_error(environ: Mapping[str, str]) -> str:
+    """What ``import torch`` says where it fails, in one line; empty where it does not."""
+    command = [sys.executable, "-c", "import torch"]
+    try:
+        done = subprocess.run(
+            command, env=dict(environ), capture_output=True, text=True, check=False, timeout=_IMPORT_LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        return f"no end within {_IMPORT_LIMIT_S:.0f} s"
+    if done.returncode == 0:
+        return ""
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    return lines[-1] if lines else f"exit status {done.returncode}"

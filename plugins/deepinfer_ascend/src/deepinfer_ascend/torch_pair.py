@@ -1,0 +1,58 @@
+"""torch and torch-npu: whether both are there and belong together, without importing either."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, entry_points, version
+
+from attrs import frozen
+
+from deepinfer_ascend.info_files import release
+
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+"""Set to 0, ``import torch`` does not import torch_npu by itself."""
+
+
+@frozen
+class TorchPair:
+    """Versions; empty: not installed. :ivar autoloads: whether ``import torch`` imports torch_npu here."""
+
+    torch: str = ""
+    torch_npu: str = ""
+    autoloads: bool = False
+
+    @property
+    def problem(self) -> str:
+        """Why the two cannot be used together; empty where they can: torch-npu X.Y.Z is made for torch X.Y.Z."""
+        if not self.torch:
+            return "torch is not installed"
+        if not self.torch_npu:
+            return "torch-npu is not installed"
+        if release(self.torch)[:3] != release(self.torch_npu)[:3]:
+            return f"torch-npu {self.torch_npu} is made for torch {self.wanted_torch}, and torch {self.torch} is here"
+        return ""
+
+    @property
+    def wanted_torch(self) -> str:
+        """The torch that this torch-npu is made for."""
+        return ".".join(map(str, release(self.torch_npu)[:3]))
+
+    @property
+    def remedy(self) -> str:
+        if self.torch_npu and self.torch:
+            return f"pip install torch=={self.wanted_torch}, or the torch-npu of torch {self.torch}"
+        return "pip install the torch-npu of your torch, on a machine with CANN"
+
+
+def torch_pair(environ: Mapping[str, str]) -> TorchPair:
+    """What is installed here."""
+    names = {entry.value.partition(":")[0].partition(".")[0] for entry in entry_points(group="torch.backends")}
+    autoloads = "torch_npu" in names and environ.get(AUTOLOAD, "1") != "0"
+    return TorchPair(_version("torch"), _version("torch-npu"), autoloads)
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""

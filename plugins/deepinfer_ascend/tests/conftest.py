@@ -1,0 +1,16 @@
+"""Fixtures of the tests of backend ascend."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """``machine(...)``: a machine with an Ascend 950 and all that belongs to it, with some of it broken."""
+    from fake_machine import FakeMachine
+
+    return lambda **broken: FakeMachine(tmp_path, monkeypatch, **broken)
