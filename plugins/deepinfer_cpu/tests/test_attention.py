@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from deepinfer_core.caches import CacheView
 from deepinfer_core.errors import ShapeContractError
 from deepinfer_core.types import CacheLayer, CacheSpec
 from deepinfer_cpu.ops import attention, cache
@@ -105,6 +106,17 @@ def test_prefill_over_no_keys_gives_zero_rows():
     out, lse = attention.sparse_prefill(q, torch.zeros(0, D), indices, scale=SCALE)
     assert not out.any()
     assert (lse == math.inf).all()
+
+
+def test_prefill_over_no_columns_gives_zero_rows():
+    q, kv, indices = inputs()
+    view = CacheView(torch.zeros(2, 4, 2 * D, dtype=torch.uint8), "bf16", 4, 8 * D, D)
+    for out, lse in (
+        attention.sparse_prefill(q, kv, indices[:, :0], scale=SCALE),
+        attention.sparse_decode(q, view, indices[:, :0], scale=SCALE),
+    ):
+        assert not out.any()
+        assert (lse == math.inf).all()
 
 
 def test_prefill_in_turns_equals_all_rows_at_once(monkeypatch):

@@ -67,7 +67,7 @@ def sparse_prefill(
         valid &= torch.arange(where.shape[1], device=q.device) < lengths.unsqueeze(1)
     result = torch.empty_like(q) if out is None else out
     lse = torch.empty(q.shape[:2], device=q.device)
-    if not kv.shape[0]:
+    if not kv.shape[0] or not where.shape[1]:
         return result.zero_(), lse.fill_(math.inf)
     where = where.masked_fill(~valid, 0)
     step = max(1, GATHER_VALUES // max(1, where.shape[1] * q.shape[2]))
@@ -172,7 +172,8 @@ def softmax_rows(
 ) -> tuple[Tensor, Tensor]:
     """``q`` ``[T, h, D]`` over each row's own fp32 ``keys`` ``[T, k, D]`` (changed in place where invalid)."""
     qf = q if q.dtype == torch.float32 else q.float()
-    full = is_host(valid) and bool(valid.all())  # a device is not asked: there the general path runs
+    # a device is not asked: there the general path runs; no columns at all are no valid key
+    full = is_host(valid) and valid.shape[1] > 0 and bool(valid.all())
     if not full:
         absent = ~valid
         keys.masked_fill_(absent.unsqueeze(-1), 0.0)  # a stale key may hold NaN, and 0 * NaN is NaN
