@@ -78,7 +78,7 @@ def sparse_prefill(
             q, kv, indices, scale=scale, sink=sink, lengths=lengths, round_probs=round_probs, out=out
         )
     result, lse = _outputs(q, out)
-    if not indices.shape[1]:
+    if not indices.shape[1] or not kv.shape[0]:
         return result.zero_(), lse.fill_(math.inf)
     if q.shape[0]:
         _launch_prefill(

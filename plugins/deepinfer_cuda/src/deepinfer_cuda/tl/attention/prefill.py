@@ -120,8 +120,10 @@ def sparse_prefill_wide(*, heads: int, halves: bool = True) -> Any:
                         tx - 2 * WARPGROUP, row, tiles, w.places, table, indices, k, keys_count, lengths, has_lengths
                     )
                     T.sync_threads(8, WARPGROUP)
-                    T.barrier_arrive(located)
+                    # first the queries of the row before: a table told two rows early would be told twice before anyone
+                    # waited for it, and a barrier tells even from odd and nothing else
                     T.barrier_wait(w.q_free, (turn + 1) & 1)
+                    T.barrier_arrive(located)
                     bring_queries(q, row, head0, lane, row_of_16, w.ql, w.qr)
                     T.cp_async_barrier_noinc(w.q_ready)
                     pairs = T.ceildiv(tiles, 2)
