@@ -57,15 +57,16 @@ def gate_logits(*, width: int, experts: int, split: bool, tokens_tile: int) -> A
             part = T.alloc_fragment((block, tokens_tile), "float32")
             total = T.alloc_fragment((block, tokens_tile), "float32")
             T.clear(total)
-            for s in T.serial(own):
-                T.clear(part)
-                for k in T.Pipelined(steps, num_stages=4):
-                    at = ((bs * own + s) * steps + k) * STEP
-                    T.copy(w[be * block : (be + 1) * block, at : at + STEP], ws)
-                    T.copy(x[bt * tokens_tile : (bt + 1) * tokens_tile, at : at + STEP], xs)
-                    T.gemm(ws, xs, part, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-                for e, t in T.Parallel(block, tokens_tile):
-                    total[e, t] += part[e, t]
+            T.clear(part)
+            for k in T.Pipelined(own * steps, num_stages=4):
+                at = (bs * steps + k) * STEP
+                T.copy(w[be * block : (be + 1) * block, at : at + STEP], ws)
+                T.copy(x[bt * tokens_tile : (bt + 1) * tokens_tile, at : at + STEP], xs)
+                T.gemm(ws, xs, part, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+                if k % steps == steps - 1:
+                    for e, t in T.Parallel(block, tokens_tile):
+                        total[e, t] += part[e, t]
+                    T.clear(part)
             for e, t in T.Parallel(block, tokens_tile):
                 if (be * block + e < experts) & (bt * tokens_tile + t < tokens):
                     out[bs, bt * tokens_tile + t, be * block + e] = total[e, t]
