@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -60,7 +61,21 @@ class StepFault(Exception):
             details=details,
         )
         error.__cause__ = cause
+        forget_locals(cause)
         return error
+
+
+def forget_locals(err: BaseException) -> None:
+    """Drop what the frames that ``err`` passed through still hold: a person may keep the error, and with it the tensors
+    of the step, when the device has just run out of memory. The traceback stays."""
+    seen: set[int] = set()
+    left: list[BaseException | None] = [err]
+    while left:
+        one = left.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            left += (one.__cause__, one.__context__)
 
 
 @frozen

@@ -6,7 +6,9 @@ and the text says so. The model adds the layer, and the engine the step and its 
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -57,6 +59,7 @@ def typed(op: str, exc: Exception) -> DeepInferError | None:
     # While a graph is captured, nothing may wait for the device; whoever captures runs the step op by op instead.
     if torch.cuda.is_current_stream_capturing() or is_alive():
         return None
+    abandon_memory()
     return DeviceLost(
         f"{op}: the device is lost",
         reason=f"{first}; it may have happened in an op before this one, which the device did later than the host",
@@ -65,10 +68,21 @@ def typed(op: str, exc: Exception) -> DeepInferError | None:
     )
 
 
-def is_alive() -> bool:
-    """Whether the device still answers; a fault that is not sticky, such as a launch that is refused, leaves it so."""
+def abandon_memory() -> None:
+    """Keep every tensor of the process for ever: torch ends the process where memory is given back that a stream of a
+    lost device used, and the requests are still to be told."""
+    keep = ctypes.pythonapi.Py_IncRef
+    keep.argtypes, keep.restype = [ctypes.py_object], None
+    for thing in gc.get_objects():
+        if issubclass(type(thing), Tensor | torch.UntypedStorage):
+            keep(thing)
+
+
+def is_alive(device: torch.device | None = None) -> bool:
+    """Whether ``device`` (None: the current one) still answers; a fault that is not sticky, such as a launch that is
+    refused, leaves it so."""
     try:
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
     except Exception:  # whatever it raises, it does not answer
         return False
     return True

@@ -32,7 +32,7 @@ def host_table(codes: Tensor, scales: Tensor | None, device: torch.device) -> Ho
     :raises CapacityError: the system does not lock that much memory.
     """
     held = tuple(locked(t.contiguous()) for t in (codes, scales) if t is not None)
-    seen = [on_device(host, device) for host, _ in held]
+    seen = [on_device(host, device).view(host.dtype) for host, _ in held]
     table = HostTable(seen[0], seen[1] if scales is not None else None, tuple(host for host, _ in held))
     for host, registered in held:
         if registered:
@@ -78,7 +78,7 @@ class _Mapped:
 
 
 def on_device(host: Tensor, device: torch.device) -> Tensor:
-    """Page-locked bytes as a tensor of ``device``. The address is the same on both sides (unified addressing)."""
+    """Page-locked memory as bytes of ``device``. The address is the same on both sides (unified addressing)."""
     flat: Any = host.view(torch.uint8)
     if not math.prod(flat.shape):
         return torch.empty(flat.shape, dtype=torch.uint8, device=device)

@@ -19,6 +19,7 @@ from deepinfer_cuda.device.queues import Queues, pinned, wait
 from deepinfer_cuda.device.staging import StagingRing
 from deepinfer_cuda.device.sync_guard import AllowSync, NoSync
 from deepinfer_cuda.device.uploads import Uploads
+from deepinfer_cuda.faults import is_alive
 
 UPLOADS, DOWNLOADS = 12, 6
 """Copies under way at once. A step binds four records and reads two; three steps can be open."""
@@ -87,11 +88,12 @@ class DeviceRuntime:
         return DeviceMemory.of(self.device)
 
     def close(self) -> None:
-        """Wait for the device, then give graphs, pinned memory and streams back. Idempotent."""
+        """Wait for the device, then give graphs, pinned memory and streams back; a lost one keeps them. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
-        self._queues.synchronize()
+        if not is_alive(self.device):
+            return  # a lost device gives nothing back, and torch ends the process of whoever tries
         self._graphs.close()
         self._downloads.close()
         self._staging.close()

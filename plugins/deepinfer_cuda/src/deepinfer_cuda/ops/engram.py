@@ -19,13 +19,13 @@ GATE_GRID = 99
 
 def prepare(weight: Tensor, scale: Tensor | None = None) -> Any:
     """A table from checkpoint tensors, shared, not copied: FP8 ``[rows, d]`` with E8M0 ``[rows, d / 32]``, or bf16 or
-    fp32 rows without scales. FP8 tables in the host's memory stay there and are read over the bus.
+    fp32 rows without scales. Tables in the host's memory stay there and are read over the bus.
 
     :raises ShapeContractError: shapes or dtypes do not fit.
     :raises CapacityError: the host's memory cannot be locked.
     """
     table = plain_op("engram.prepare")(weight, scale)
-    if weight.is_cuda or table.scales is None or not torch.cuda.is_available():
+    if weight.is_cuda or not torch.cuda.is_available():
         return table
     return host_table(table.codes, table.scales, torch.device("cuda", torch.cuda.current_device()))
 

@@ -58,8 +58,10 @@ def dequantize(q: Any, *, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     if not isinstance(q, QuantTensor):
         return plain_op("quant.dequantize")(q, dtype=dtype)  # type: ignore[no-any-return]
     if dtype != torch.bfloat16:
-        return q.values.to(dtype)
-    if "exact" in q.forms or not rows.on_device(q.sf) or q.group % CHUNK or not q.sf.is_contiguous():
+        return q.values.to(dtype, copy=True)
+    if "exact" in q.forms:
+        return q.exact.clone()  # what ``q`` holds stays its own
+    if not rows.on_device(q.sf) or q.group % CHUNK or not q.sf.is_contiguous():
         return q.exact
     codes = q.data.contiguous()
     out = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)

@@ -19,12 +19,12 @@ MANY_ROWS = 8192
 
 
 def rope_rows(cos_sin: Tensor, positions: Tensor) -> Any:
-    """Rows of ``cos_sin`` ``[max_pos, R]`` at ``positions`` ``[T]``: no launch, see :class:`RopeRows`."""
+    """Rows of ``cos_sin`` ``[max_pos, R]`` at what ``positions`` ``[T]`` are now; see :class:`RopeRows`."""
     if not rows.on_device(cos_sin) or cos_sin.dim() != 2 or cos_sin.shape[1] % 2 or positions.dim() != 1:
         return plain_op("transform.rope_rows")(cos_sin, positions)
     if positions.dtype not in (torch.int32, torch.int64):
         return plain_op("transform.rope_rows")(cos_sin, positions)
-    return RopeRows(cos_sin, positions)
+    return RopeRows(cos_sin, positions.clone())
 
 
 def rotary(x: Tensor, rope: tuple[Any, ...], *, out: Tensor | None = None) -> Tensor:

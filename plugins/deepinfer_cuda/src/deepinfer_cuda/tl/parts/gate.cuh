@@ -27,6 +27,8 @@ DI_GATE void di_block_sum3(void* sums_, void* scratch_, int thread, int phase) {
 }
 
 DI_GATE float di_gate(float dot) {
-  return 1.0f / (1.0f + expf(-copysignf(sqrtf(fmaxf(fabsf(dot), 1e-6f)), dot)));
+  const float size = fabsf(dot);
+  const float least = size < 1e-6f ? 1e-6f : size;  // not fmaxf, which would make a number of a NaN
+  return 1.0f / (1.0f + expf(-copysignf(sqrtf(least), dot)));
 }
 #endif

@@ -4,7 +4,8 @@
 
 #define DI_STREAMS static __device__ __forceinline__
 
-DI_STREAMS float di_sigmoid(float v) { return 1.0f / (1.0f + expf(fminf(-v, 80.0f))); }
+// Not fminf, which would make a number of a NaN.
+DI_STREAMS float di_sigmoid(float v) { return 1.0f / (1.0f + expf(v < -80.0f ? 80.0f : -v)); }
 
 // Within an ulp or two, which later rounds even out; 0 and infinity stay what they are.
 DI_STREAMS float di_inverse(float v) {
