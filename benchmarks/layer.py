@@ -3,7 +3,7 @@
     python benchmarks/layer.py --backend cuda [--batches 1,8,64,256] [--context 32768] [--prefill 4096] [--json FILE]
 
 A floor is the larger of an op's bytes over the copy rate and its FLOP over the bf16 rate, both measured in the same run
-(``device_bench/floors.py``). The layer is captured in a graph, so launches cost nothing; the weights of the experts are
+(``deepinfer_v41.floors``). The layer is captured in a graph, so launches cost nothing; the weights of the experts are
 larger than any cache. A decode step has one row for each of ``--batches`` sequences of ``--context`` tokens, a prefill
 step the ``--prefill`` first rows of one sequence.
 """  # fmt: skip

@@ -18,14 +18,14 @@ from typing import Any
 import attrs
 import torch
 
+from deepinfer_bench.busy import Busy, profiled
 from deepinfer_core import LLM, SamplingParams
 from deepinfer_core.assembly.assemble import Assembly, assemble
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import DeepInferError
 from deepinfer_v41.config import V41Config
+from deepinfer_v41.cut_down import LEAST_LAYERS, cut_down, write_model
 from deepinfer_v41.weights.table import tensor_table
-from device_bench.cut_down import LEAST_LAYERS, cut_down, write_model
-from device_bench.idle import Busy, profiled
 from device_bench.machine import machine
 
 RESERVED_BYTES = 24 << 30

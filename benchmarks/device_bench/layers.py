@@ -15,9 +15,9 @@ from kernel_bench.harness import measure
 
 from deepinfer_contracts import InputMetadataV41
 from deepinfer_native.reference_pack import Geometry, Row, pack_decode, pack_prefill
-from device_bench.cut_down import LEAST_LAYERS
+from deepinfer_v41.cut_down import LEAST_LAYERS
+from deepinfer_v41.floors import Work, floors
 from device_bench.decode import memory, open_model
-from device_bench.floors import Work, floors
 from device_bench.machine import machine
 
 BLOCK, EXPERTS = 128, 384

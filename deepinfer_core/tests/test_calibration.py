@@ -241,7 +241,7 @@ def test_a_small_target_cuts_a_prompt_that_arrives_while_another_decodes() -> No
     for target in (None, 1):
         with toy_llm(target_itl_ms=target, max_num_seqs=4) as llm:
             count = Count()
-            llm.built.engine._meter.observers.append(count)
+            llm.built.engine.meter.observers.append(count)
             params = [SamplingParams(max_tokens=n, temperature=0, ignore_eos=True) for n in (40, 2)]
             inputs = inputs_of([prompts_of(1, 5)[0], prompts_of(1, 200, 2)[0]], params)
             run = llm.run(inputs, is_ready=lambda count=count: count.steps > 4)

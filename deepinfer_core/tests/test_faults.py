@@ -419,10 +419,10 @@ def test_observer_that_fails_is_dropped_and_changes_nothing() -> None:
             raise ValueError("no")
 
     with toy_llm() as llm:
-        llm.built.engine._meter.observers.append(Bad())
+        llm.built.engine.meter.observers.append(Bad())
         with pytest.warns(UserWarning, match="W_OBSERVER: Bad failed and is off: no"):
             assert llm.generate("a", PARAMS)[0].ok
-        assert llm.built.engine._meter.observers == []
+        assert llm.built.engine.meter.observers == []
 
 
 def test_request_that_ends_while_another_one_fails_keeps_its_own_reason() -> None:

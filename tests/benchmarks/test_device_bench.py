@@ -52,9 +52,8 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("layers", [6, 9, 12, 16, 40])
 def test_a_cut_down_model_is_valid_and_has_every_kind_of_layer(layers: int) -> None:
-    from device_bench.cut_down import cut_down
-
     from deepinfer_v41.config import V41Config
+    from deepinfer_v41.cut_down import cut_down
 
     config = V41Config.from_dict(cut_down(layers))
     plans = config.layers[:layers]
@@ -66,7 +65,7 @@ def test_a_cut_down_model_is_valid_and_has_every_kind_of_layer(layers: int) -> N
 
 
 def test_too_few_layers_are_refused() -> None:
-    from device_bench.cut_down import cut_down
+    from deepinfer_v41.cut_down import cut_down
 
     with pytest.raises(ValueError, match="at least 6"):
         cut_down(5)
@@ -84,10 +83,9 @@ def test_as_many_layers_are_taken_as_the_memory_holds() -> None:
 
 def test_floors_agree_with_the_worked_numbers_of_the_specification() -> None:
     """64 sequences of 6 rows at 32K (``spec/kernels.md`` 2.10), in GFLOP and MB; rows of wo_a are bf16."""
-    from device_bench.cut_down import cut_down
-    from device_bench.floors import Work, floors
-
     from deepinfer_v41.config import V41Config
+    from deepinfer_v41.cut_down import cut_down
+    from deepinfer_v41.floors import Work, floors
 
     config = V41Config.from_dict(cut_down(12))
     by_op = {part.op: part for part in floors(config, config.layers[7], Work(384, 32768))}
@@ -98,7 +96,7 @@ def test_floors_agree_with_the_worked_numbers_of_the_specification() -> None:
 
 
 def test_pairs_of_a_prefill_are_those_counted_one_by_one() -> None:
-    from device_bench.floors import Work
+    from deepinfer_v41.floors import Work
 
     for rows, limit, ratio in ((10, 4, 1), (200, 128, 1), (300, 64, 2)):
         counted = sum(min((p + 1) // ratio, limit) for p in range(rows))
@@ -107,7 +105,7 @@ def test_pairs_of_a_prefill_are_those_counted_one_by_one() -> None:
 
 
 def test_busy_time_is_the_union_of_what_runs_side_by_side() -> None:
-    from device_bench.idle import of_events, union
+    from deepinfer_bench.busy import of_events, union
 
     assert union([(0, 10), (5, 12), (20, 30), (22, 25)]) == (22, 30)
     assert union([]) == (0, 0)
@@ -131,7 +129,8 @@ def test_busy_time_is_the_union_of_what_runs_side_by_side() -> None:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small sizes, and no device to profile."""
     import device_bench.decode as decode
-    from device_bench.idle import Busy
+
+    from deepinfer_bench.busy import Busy
 
     whole = decode.cut_down
 

@@ -75,7 +75,7 @@ class Engine:
         """Launched and not committed, oldest first."""
         self._ring: deque[StepRecord] = deque(maxlen=self._depth + 1)
         """Keeps the results of a step alive until the step after it is committed."""
-        self._meter = StepMeter(self.times, observers)
+        self.meter = StepMeter(self.times, observers)
         self.feedback: CurveFeedback | None = None  # told of decode steps, where their times correct a curve
         self._drafts = DraftCounter(core.config.num_draft)
         self._live: dict[int, Request] = {}
@@ -327,7 +327,7 @@ class Engine:
         t2 = perf_counter_ns()
         times.commit += t1 - t0
         times.emit += t2 - t1
-        self._meter.committed(record, t2)
+        self.meter.committed(record, t2)
         if self.feedback is not None:
             self.feedback.observe(record)
 

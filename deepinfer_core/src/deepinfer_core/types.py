@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -51,6 +51,14 @@ class Requirements:
 
 
 @frozen
+class WeightSizes:
+    """Weights of a model: how many values, and the bytes of them and of their scales as a checkpoint stores them."""
+
+    values: int
+    num_bytes: int
+
+
+@frozen
 class ModelMatch:
     """A model plugin's answer to a card: it can run it, how well (``score``), and what it needs."""
 
@@ -64,6 +72,22 @@ class ModelMatch:
     """The card that was matched; the core sets it where the plugin does not."""
     payload: object = None
     """The plugin's own parsed configuration, handed back to its other hooks."""
+    weight_sizes: Callable[[int], WeightSizes] | None = None
+    """How large the weights are with so many drafts, by the configuration alone; asked before they are made to measure.
+    """
+    with_layers: Callable[[int], Mapping[str, object]] | None = None
+    """``config.json`` of the same model with so many layers and all else as it is, for measurements; raises ConfigError
+    for a number that the model cannot have."""
+
+
+@frozen
+class OpFloor:
+    """The least that one op of a step must do: bytes read once and written once, and FLOP, a multiply-add counted as
+    two. Of ``floors``, which a model may have."""
+
+    op: str
+    num_bytes: float
+    flop: float = 0.0
 
 
 @frozen

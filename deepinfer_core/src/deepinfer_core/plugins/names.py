@@ -17,6 +17,7 @@ FIRST_PARTY = {
     ("sampler", "canonical"): "deepinfer-samplers",
     ("grammar", "xgrammar"): "deepinfer-samplers",
     ("logits_filter", "top_n_sigma"): "deepinfer-samplers",
+    ("extension", "bench"): "deepinfer-bench",
 }
 FIRST_PARTY_DISTRIBUTIONS = frozenset(FIRST_PARTY.values())
 _RESERVED_NAMES = {name for _, name in FIRST_PARTY}

@@ -96,6 +96,14 @@ class Run:
                 if held.came:  # what is on its way is kept, as when each step is committed at once
                     self._engine.flush()
 
+    def start(self) -> list[Request]:
+        """Queue as many prompts as there are places for; those that have not ended (their first sample each).
+
+        For whoever calls ``Engine.step`` himself from here on, to measure steps, and ends with :meth:`stop`.
+        """
+        self._feed()
+        return list(self._live.values())
+
     def cancel(self, index: int) -> None:
         """End prompt ``index`` with reason ``abort``, now or when its turn comes. No effect once it has ended."""
         request = self._live.get(index)

@@ -16,7 +16,7 @@ from torch import Tensor
 from deepinfer_contracts import InputMetadata
 from deepinfer_core.errors import DeepInferError, EngineError, ModelError, NotSupported
 from deepinfer_core.interfaces import Backend, Caches
-from deepinfer_core.types import NumericMode
+from deepinfer_core.types import NumericMode, OpFloor
 from deepinfer_v41.block import Block
 from deepinfer_v41.caches import swa_ring
 from deepinfer_v41.config import V41Config
@@ -25,6 +25,7 @@ from deepinfer_v41.draft_block import V41DraftBlock
 from deepinfer_v41.draft_head import DraftHead
 from deepinfer_v41.draft_step import DraftStep, last_known
 from deepinfer_v41.engram import EngramTables
+from deepinfer_v41.floors import Work, step_floors
 from deepinfer_v41.layers.rope import RopeTables
 from deepinfer_v41.numerics import Numerics
 from deepinfer_v41.prefill import PrefillStep
@@ -118,6 +119,10 @@ class V41Model:
                 draft_tokens=self._draft_tokens,
                 temperatures=self._temperatures,
             )
+
+    def floors(self, rows: int, context: int, *, prefill: bool = False) -> list[OpFloor]:
+        """The least bytes and FLOP of each op of a step, without its draft head (``floors.py``)."""
+        return step_floors(self.config, Work(rows, context, prefill))
 
     def check_prompt(self, ids: Sequence[int]) -> None:
         """Refuse what the model cannot take although its ids are in the vocabulary: image placeholders.

@@ -15,6 +15,7 @@ from deepinfer_core.hookspecs import hookimpl
 from deepinfer_core.interfaces import Backend, Model
 from deepinfer_core.types import CacheSpec, CommandSpec, ModelCard, ModelMatch, Requirements, SchedulerHints
 from deepinfer_v41.config import ARCHITECTURE, V41Config
+from deepinfer_v41.weights.table import weight_sizes
 
 NAME = "deepseek_v41"
 
@@ -89,7 +90,15 @@ def deepinfer_model_match(card: ModelCard) -> ModelMatch | None:
         formats=frozenset({"v41", main, "index_fp4"}),
         limits={"heads": config.num_attention_heads, "topk": config.index_topk},
     )
-    return ModelMatch(name=NAME, requirements=needs, score=100, card=card, payload=Payload(config, Path(card.path)))
+    return ModelMatch(
+        name=NAME,
+        requirements=needs,
+        score=100,
+        card=card,
+        payload=Payload(config, Path(card.path)),
+        weight_sizes=lambda drafts: weight_sizes(config, draft=drafts > 0),
+        with_layers=lambda layers: _with_layers(card, layers),
+    )
 
 
 @hookimpl
@@ -172,6 +181,12 @@ def ngram_table(config: V41Config, token_map: Any) -> Any:
     if config.image_token_id is not None and config.image_token_id < len(table):
         table[config.image_token_id] = -1
     return table
+
+
+def _with_layers(card: ModelCard, layers: int) -> dict[str, Any]:
+    from deepinfer_v41.cut_down import cut_down  # needs the tokenizers library
+
+    return cut_down(layers, card.config)
 
 
 def _quantised(config: Any) -> bool:

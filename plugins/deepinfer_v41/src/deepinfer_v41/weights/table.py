@@ -13,6 +13,7 @@ from enum import Enum
 
 import attrs
 
+from deepinfer_core.types import WeightSizes
 from deepinfer_v41.config import V41Config
 from deepinfer_v41.layer_plan import LayerKind, LayerPlan
 
@@ -217,3 +218,10 @@ def _quantized(
     scale_role = Role.BLOCK_SCALE if block[0] > 1 else Role.GROUP_SCALE
     # F32 scales are taken too when each is a power of two: the loader stores them as E8M0.
     yield f"{stem}.scale", TensorSpec("F8_E8M0", grid, scale_role, ("F8_E8M0", "F32"), logical)
+
+
+def weight_sizes(config: V41Config, *, draft: bool) -> WeightSizes:
+    """All weights, with the draft stages or without."""
+    specs = [spec for spec in tensor_table(config).values() if draft or spec.stage is None]
+    values = sum(math.prod(spec.logical_shape) for spec in specs if not spec.role.is_scale)
+    return WeightSizes(values, sum(spec.nbytes for spec in specs))

@@ -1,14 +1,16 @@
-"""The released model with fewer layers, every other size as it is, and random weights in place of a checkpoint."""
+"""A V4.1 configuration with fewer layers and every other size as it is, for measurements on random weights."""
 
 from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from deepinfer_core.errors import ConfigError
 from deepinfer_v41.primes import engram_primes
 from deepinfer_v41.released import RELEASED
 
@@ -17,36 +19,44 @@ ENGRAM_ROWS = 100_000
 LEAST_LAYERS = 6
 SWA_LAYERS = 2
 REINDEX_EVERY = 4
-DRAFT_TARGETS = 3
-"""The draft head reads so many last layers, all of them in the second half."""
 
 
-def cut_down(layers: int, **text: Any) -> dict[str, Any]:
+def cut_down(layers: int, base: Mapping[str, Any] = RELEASED, **text: Any) -> dict[str, Any]:
     """``config.json`` with ``layers`` layers: two with windows only, then half with ratio 2 and half with ratio 1.
 
     Each half begins with a layer that owns entries; in the second, every fourth one chooses among candidates anew, as
-    in the release. One layer has an Engram table.
+    in the release. One layer has an Engram table, of at most ``ENGRAM_ROWS`` rows.
 
+    :param base: The whole ``config.json``; that of the released model unless given.
     :param text: Fields of ``text_config`` to replace, for tests with small sizes.
+    :raises ConfigError: so many layers cannot hold one of each kind, or ``base`` has fewer.
     """
-    if layers < LEAST_LAYERS:
-        raise ValueError(f"{layers} layers: at least {LEAST_LAYERS} hold one of each kind")
-    config = copy.deepcopy(RELEASED) | {"image_token_id": None}
-    del config["vision_config"]
-    fields: dict[str, Any] = config["text_config"]
-    boundary = min(SWA_LAYERS + (layers - SWA_LAYERS) // 2, layers - DRAFT_TARGETS)
+    config = copy.deepcopy(dict(base)) | {"image_token_id": None}
+    config.pop("vision_config", None)
+    fields: dict[str, Any] = config.get("text_config", config)
+    most = fields["num_hidden_layers"]
+    if not LEAST_LAYERS <= layers <= most:
+        raise ConfigError(
+            f"{layers} layers: at least {LEAST_LAYERS} hold one of each kind, and the model has {most}",
+            remedy=f"give a number from {LEAST_LAYERS} to {most}",
+            details={"layers": layers, "least": LEAST_LAYERS, "most": most},
+        )
+    stages = fields["num_nextn_predict_layers"]
+    # The draft head reads so many last layers, all of them in the second half.
+    targets = len(fields["dspark_target_layer_ids"]) if stages else 0
+    boundary = min(SWA_LAYERS + (layers - SWA_LAYERS) // 2, layers - max(targets, 1))
     reindex = list(range(boundary + min(REINDEX_EVERY, layers - boundary - 1), layers, REINDEX_EVERY))
     fields |= {
         "num_hidden_layers": layers,
-        "compress_ratios": [0] * SWA_LAYERS + [2] * (boundary - SWA_LAYERS) + [1] * (layers - boundary) + [0] * 3,
+        "compress_ratios": [0] * SWA_LAYERS + [2] * (boundary - SWA_LAYERS) + [1] * (layers - boundary) + [0] * stages,
         "kv_source_layer_ids": [SWA_LAYERS, boundary],
         "index_source_layer_ids": [SWA_LAYERS, boundary, *reindex],
         "candidate_source_layer_id": boundary,
         "engram_layer_ids": [1],
-        "engram_vocab_size": ENGRAM_ROWS,
+        "engram_vocab_size": min(ENGRAM_ROWS, fields["engram_vocab_size"]),
         "engram_compressed_vocab_size": fields["vocab_size"],  # there is no tokenizer to derive a map from
         "engram_token_map": "identity",
-        "dspark_target_layer_ids": list(range(layers - DRAFT_TARGETS, layers)),
+        "dspark_target_layer_ids": list(range(layers - targets, layers)),
     }
     fields |= text
     columns = (fields["engram_max_ngram_size"] - 1) * fields["engram_n_heads"]

@@ -1,4 +1,4 @@
-"""The least that each op of a layer must move and compute, at the sizes of a configuration (``spec/kernels.md`` 2.10).
+"""The least that each op of a step must move and compute, at the sizes of a configuration (``spec/kernels.md`` 2.10).
 
 Bytes are read once and written once, weights as they are stored; FLOP count on bf16 products, whatever the format.
 Activations between ops are counted where ops hand them over, as the released model cuts it into ops.
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
+from deepinfer_core.types import OpFloor
 from deepinfer_v41.config import V41Config
 from deepinfer_v41.layer_plan import LayerKind, LayerPlan
 
@@ -38,70 +39,73 @@ class Work:
         return full * full / 2 / ratio + (self.rows - full) * limit
 
 
-@frozen
-class Floor:
-    op: str
-    num_bytes: float
-    flop: float = 0.0
+def step_floors(c: V41Config, work: Work) -> list[OpFloor]:
+    """Of a whole step without the draft head: embedding, layers, and the head over the rows that are sampled."""
+    rows, sampled = work.rows, 1 if work.prefill else work.rows
+    layers = [part for plan in c.layers if not plan.is_draft for part in floors(c, plan, work)]
+    embedding = OpFloor("embedding", rows * c.hidden_size * BF16 * (1 + c.hc_mult))
+    return [embedding, *layers, _product("head", sampled, c.hidden_size, c.vocab_size, BF16, BF16)]
 
 
-def floors(c: V41Config, plan: LayerPlan, work: Work) -> list[Floor]:
+def floors(c: V41Config, plan: LayerPlan, work: Work) -> list[OpFloor]:
     """One entry for each op of the layer."""
     return [*_streams(c, work), *_attention(c, plan, work), *_sources(c, plan, work), *_experts(c, work),
             *(_engram(c, work) if plan.engram is not None else ())]  # fmt: skip
 
 
-def _product(name: str, rows: int, n_in: int, n_out: int, weight: float, read: float = CAST) -> Floor:
-    return Floor(name, n_in * n_out * weight + rows * (n_in * read + n_out * BF16), 2.0 * rows * n_in * n_out)
+def _product(name: str, rows: int, n_in: int, n_out: int, weight: float, read: float = CAST) -> OpFloor:
+    return OpFloor(name, n_in * n_out * weight + rows * (n_in * read + n_out * BF16), 2.0 * rows * n_in * n_out)
 
 
-def _streams(c: V41Config, work: Work) -> Iterator[Floor]:
+def _streams(c: V41Config, work: Work) -> Iterator[OpFloor]:
     t, d, streams = work.rows, c.hidden_size, c.hc_mult
     for part in ("attn", "ffn"):
-        yield Floor(f"mhc.pre {part}", t * d * BF16 * (streams + 1), 2.0 * t * streams * d * streams * (streams + 2))
-        yield Floor(f"norm.rms {part}", t * d * (2 * BF16 + CAST))
-        yield Floor(f"mhc.post {part}", t * d * BF16 * (2 * streams + 1))
+        yield OpFloor(f"mhc.pre {part}", t * d * BF16 * (streams + 1), 2.0 * t * streams * d * streams * (streams + 2))
+        yield OpFloor(f"norm.rms {part}", t * d * (2 * BF16 + CAST))
+        yield OpFloor(f"mhc.post {part}", t * d * BF16 * (2 * streams + 1))
 
 
-def _attention(c: V41Config, plan: LayerPlan, work: Work) -> Iterator[Floor]:
+def _attention(c: V41Config, plan: LayerPlan, work: Work) -> Iterator[OpFloor]:
     t, d, width, heads = work.rows, c.hidden_size, c.head_dim, c.num_attention_heads * c.head_dim
     index = c.index_n_heads * c.index_head_dim if plan.has_indexer else 0
     yield _product("q_a + kv", t, d, c.q_lora_rank + width, FP8)
-    yield Floor("q norm", t * c.q_lora_rank * (2 * BF16 + CAST))
+    yield OpFloor("q norm", t * c.q_lora_rank * (2 * BF16 + CAST))
     yield _product("q_b", t, c.q_lora_rank, heads + index, FP8)
-    yield Floor("rope q", 2 * t * heads * BF16)
-    yield Floor("store window", t * (width * BF16 + WINDOW_ENTRY))
+    yield OpFloor("rope q", 2 * t * heads * BF16)
+    yield OpFloor("store window", t * (width * BF16 + WINDOW_ENTRY))
     window, chosen = work.pairs(c.sliding_window), 0.0
     if plan.kv_source is not None:
         chosen = work.pairs(c.index_topk, plan.ratio)
     keys = window * WINDOW_ENTRY + chosen * MAIN_ENTRY
     if work.prefill:  # a key is read once: its readers share it
         keys = t * width * BF16 * (1 + (1 / plan.ratio if plan.kv_source is not None else 0))
-    yield Floor("attention", keys + 2 * t * heads * BF16, 4.0 * heads * (window + chosen))
-    yield Floor("rope out", 2 * t * heads * BF16)
+    yield OpFloor("attention", keys + 2 * t * heads * BF16, 4.0 * heads * (window + chosen))
+    yield OpFloor("rope out", 2 * t * heads * BF16)
     rank = c.o_groups * c.o_lora_rank
-    yield Floor("wo_a", heads * c.o_lora_rank * FP8 + t * (heads + rank) * BF16, 2.0 * t * heads * c.o_lora_rank)
-    yield Floor("cast", t * rank * (BF16 + CAST))
+    yield OpFloor("wo_a", heads * c.o_lora_rank * FP8 + t * (heads + rank) * BF16, 2.0 * t * heads * c.o_lora_rank)
+    yield OpFloor("cast", t * rank * (BF16 + CAST))
     yield _product("wo_b", t, rank, d, FP8)
 
 
-def _sources(c: V41Config, plan: LayerPlan, work: Work) -> Iterator[Floor]:
+def _sources(c: V41Config, plan: LayerPlan, work: Work) -> Iterator[OpFloor]:
     t, d, width = work.rows, c.hidden_size, c.head_dim
     if plan.kind is LayerKind.FULL:
         parts = 2 if plan.ratio > 1 else 1
         yield _product("compressor", t, d, parts * width, BF16, BF16)
-        yield Floor("store entries", t / plan.ratio * (2 * width * BF16 + MAIN_ENTRY + INDEX_ENTRY))
+        yield OpFloor("store entries", t / plan.ratio * (2 * width * BF16 + MAIN_ENTRY + INDEX_ENTRY))
         yield _product("index key", max(1, t // plan.ratio), width, c.index_head_dim, BF16, BF16)
     if plan.has_indexer:
         limit = c.candidate_topk_blocks * c.candidate_block_size if plan.candidate_source is not None else 1 << 40
         scored = work.pairs(limit, plan.ratio)
         keys = t / plan.ratio if work.prefill else scored
         yield _product("index weights", t, d, c.index_n_heads, BF16, BF16)
-        yield Floor("index.logits", keys * INDEX_ENTRY + scored * 4, 2.0 * c.index_n_heads * c.index_head_dim * scored)
-        yield Floor("index.topk", scored * 4 + t * c.index_topk * 4)
+        yield OpFloor(
+            "index.logits", keys * INDEX_ENTRY + scored * 4, 2.0 * c.index_n_heads * c.index_head_dim * scored
+        )
+        yield OpFloor("index.topk", scored * 4 + t * c.index_topk * 4)
 
 
-def _experts(c: V41Config, work: Work) -> Iterator[Floor]:
+def _experts(c: V41Config, work: Work) -> Iterator[OpFloor]:
     t, d, inner, k, count = (
         work.rows,
         c.hidden_size,
@@ -111,14 +115,14 @@ def _experts(c: V41Config, work: Work) -> Iterator[Floor]:
     )
     touched = count * (1 - (1 - k / count) ** t)
     yield _product("gate", t, d, count, BF16, BF16)
-    yield Floor("experts", touched * 3 * d * inner * FP4 + t * k * (d * CAST + d * BF16), 6.0 * t * k * d * inner)
-    yield Floor("shared expert", 3 * d * inner * FP8 + t * d * (CAST + BF16), 6.0 * t * d * inner)
-    yield Floor("combine", t * (k + 2) * d * BF16)
+    yield OpFloor("experts", touched * 3 * d * inner * FP4 + t * k * (d * CAST + d * BF16), 6.0 * t * k * d * inner)
+    yield OpFloor("shared expert", 3 * d * inner * FP8 + t * d * (CAST + BF16), 6.0 * t * d * inner)
+    yield OpFloor("combine", t * (k + 2) * d * BF16)
 
 
-def _engram(c: V41Config, work: Work) -> Iterator[Floor]:
+def _engram(c: V41Config, work: Work) -> Iterator[OpFloor]:
     t, d, streams = work.rows, c.hidden_size, c.hc_mult
     columns = c.engram_columns * c.engram_head_dim
-    yield Floor("engram rows", t * columns * (CAST + CAST))
+    yield OpFloor("engram rows", t * columns * (CAST + CAST))
     yield _product("engram wkv", t, columns, (streams + 1) * d, FP8)
-    yield Floor("engram gate", t * d * BF16 * (3 * streams + 1))
+    yield OpFloor("engram gate", t * d * BF16 * (3 * streams + 1))
