@@ -17,14 +17,19 @@ import nox
 ROOT = Path(__file__).parent
 TORCH = "torch==2.13.0"
 TORCHLESS = ("./contracts", "./native", "./deepinfer_core")
-PLUGINS = ("./plugins/deepinfer_cpu", "./plugins/deepinfer_v41", "./plugins/deepinfer_samplers")
+PLUGINS = (
+    "./plugins/deepinfer_cpu",
+    "./plugins/deepinfer_v41",
+    "./plugins/deepinfer_samplers",
+    "./plugins/deepinfer_bench",
+)
 # Apart: TileLang is 180 MB on disk, and the first command of README.md has no use for it.
 CUDA = "./plugins/deepinfer_cuda"
 # Apart as well: nobody needs it on a machine without an Ascend device. Its emulation needs torch alone.
 ASCEND = "./plugins/deepinfer_ascend"
 CHANGELOG_TOOLS = ("towncrier>=25.8",)
-# What users of the extras [audit], [chat] and [new-plugin] have as well.
-LIBRARIES = ("scipy>=1.11", "deepseek-recipe>=0.2,<0.3", "jinja2>=3.1")
+# What users of the extras [audit], [chat], [new-plugin] and [plots] have as well.
+LIBRARIES = ("scipy>=1.11", "deepseek-recipe>=0.2,<0.3", "jinja2>=3.1", "matplotlib>=3.8,<4")
 TEST_TOOLS = (
     "pytest>=8.3",
     "pytest-xdist>=3.6",
@@ -194,6 +199,7 @@ UNITS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cpu": ((*TORCHLESS, "./plugins/deepinfer_cpu"), ()),
     "samplers": ((*TORCHLESS, "./plugins/deepinfer_cpu", "./plugins/deepinfer_samplers"), ()),
     "v41": ((*TORCHLESS, *PLUGINS), ()),
+    "bench": ((*TORCHLESS, *PLUGINS), ()),
     "cuda": ((*TORCHLESS, *PLUGINS, CUDA), ()),
     "ascend": ((*TORCHLESS, *PLUGINS, ASCEND), ()),
 }
@@ -208,7 +214,8 @@ def unit(session: nox.Session, distribution: str) -> None:
     session.install(*torch, *built(session, *needed), *TEST_TOOLS)
     if listed:
         session.install("--no-deps", *built(session, *listed))
-    run_tests(session, "-m", "not slow", f"{needed[-1]}/tests")
+    [folder] = [folder for folder in needed if folder.endswith(distribution)]
+    run_tests(session, "-m", "not slow", f"{folder}/tests")
 
 
 @nox.session

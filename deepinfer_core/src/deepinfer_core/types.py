@@ -52,10 +52,12 @@ class Requirements:
 
 @frozen
 class WeightSizes:
-    """Weights of a model: how many values, and the bytes of them and of their scales as a checkpoint stores them."""
+    """How large the weights of a model are."""
 
     values: int
+    """Numbers; scales are none."""
     num_bytes: int
+    """Of the values and their scales, as a checkpoint stores them."""
 
 
 @frozen
@@ -82,12 +84,14 @@ class ModelMatch:
 
 @frozen
 class OpFloor:
-    """The least that one op of a step must do: bytes read once and written once, and FLOP, a multiply-add counted as
-    two. Of ``floors``, which a model may have."""
+    """The least that one op of a step must do; of ``floors``, which a model may have."""
 
     op: str
+    """What it is called in a report."""
     num_bytes: float
+    """Bytes read once and written once."""
     flop: float = 0.0
+    """Operations, a multiply-add counted as two."""
 
 
 @frozen

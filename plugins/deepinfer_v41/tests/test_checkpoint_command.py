@@ -146,6 +146,8 @@ def test_folder_without_weights_is_an_error(tmp_path, capsys):
     )
 
 
-def test_manifest_and_hook_declare_the_same_command():
-    [spec] = deepinfer_cli_commands()
-    assert f'{{ name = "{spec.name}", summary = "{spec.help}" }}' in TOML.read_text("utf-8")
+def test_manifest_and_hook_declare_the_same_commands():
+    specs = deepinfer_cli_commands()
+    assert [spec.name for spec in specs] == ["checkpoint", "released"]
+    for spec in specs:
+        assert f'{{ name = "{spec.name}", summary = "{spec.help}" }}' in TOML.read_text("utf-8")

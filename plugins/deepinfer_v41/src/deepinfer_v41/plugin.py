@@ -171,8 +171,18 @@ def deepinfer_scheduler_hints(match: ModelMatch, backend: Backend, config: Any) 
 
 @hookimpl
 def deepinfer_cli_commands() -> Sequence[CommandSpec]:
-    summary = "Say what a V4.1 checkpoint holds, and what is wrong with it."
-    return [CommandSpec("checkpoint", "deepinfer_v41.checkpoint_command:checkpoint", summary)]
+    return [
+        CommandSpec(
+            "checkpoint",
+            "deepinfer_v41.checkpoint_command:checkpoint",
+            "Say what a V4.1 checkpoint holds, and what is wrong with it.",
+        ),
+        CommandSpec(
+            "released",
+            "deepinfer_v41.released_command:released",
+            "Write the sizes of the released V4.1 model, without weights.",
+        ),
+    ]
 
 
 def ngram_table(config: V41Config, token_map: Any) -> Any:

@@ -1,0 +1,42 @@
+"""``deepinfer released DIR``: the released model's sizes as a model directory without weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from deepinfer_core.cli.streams import unwritable
+from deepinfer_core.commands import CommandState, common_options
+from deepinfer_core.errors import EXIT_OK, CommandUsageError
+from deepinfer_v41.cut_down import write_model
+from deepinfer_v41.released import RELEASED
+
+
+@click.command("released")
+@click.argument("folder", metavar="DIR")
+@common_options
+@click.pass_obj
+def released(state: CommandState, folder: str) -> int:
+    """Write the configuration of the released V4.1 model into DIR, and a tokenizer with a word for each id.
+
+    For measurements with --load-format dummy: no weights are written, and what the model says with random ones means
+    nothing. Exit status: 0 ok, 2 DIR holds a model, 74 it cannot be written.
+    """
+    path = Path(folder)
+    if (path / "config.json").exists():
+        raise CommandUsageError(
+            f"{folder} holds a config.json", reason="another model is not written over", remedy="give a new folder"
+        )
+    try:
+        write_model(path, RELEASED)
+    except OSError as err:
+        raise unwritable(folder, err) from err
+    text = RELEASED["text_config"]
+    layers, width = text["num_hidden_layers"], text["hidden_size"]
+    if state.json:
+        click.echo(json.dumps({"path": str(path), "layers": layers, "hidden_size": width}))
+    else:
+        click.echo(f"{path}: {layers} layers, width {width:,}, no weights")
+    return EXIT_OK
