@@ -128,7 +128,7 @@ def _require_memory(manager: PluginManager, config: EngineConfig, layers: int | 
     free = free_bytes(backend, config.device)
     if free is None or needed <= free:
         return
-    fewer = "give fewer --layers where the model allows it" if layers is not None else "run a part of it with --layers N"
+    fewer = "run a part of it with --layers N" if layers is None else "give fewer --layers where the model allows it"
     raise CapacityError(
         f"the weights and caches need {needed / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free on {backend}",
         reason=f"caches {config.kv_memory / GIB:.1f} GiB (--kv-memory), weights the rest"
