@@ -56,6 +56,9 @@ class EngineConfig:
     )
     backend: str = setting("auto", "Backend plugin, or auto.", kind="text")
     device: str | None = setting(None, "Device of the backend, e.g. cuda:0.", kind="text")
+    emulate: bool = setting(
+        False, "Run a backend's own code on the processor, where it can; every result is marked.", kind="boolean"
+    )
     seed: int | None = setting(
         None,
         "Makes the seeds of requests that bring none, each with its place; random unless given.",

@@ -233,6 +233,7 @@ class LLM:
             window=WINDOW_FACTOR * built.plan.max_num_seqs,
             seed=self.config.base_seed,
             streaming=streaming,
+            emulated=built.is_emulated,
             check_prompt=getattr(self.assembly.model, "check_prompt", None),
             is_ready=is_ready,
             on_held_interrupt=on_held_interrupt,

@@ -245,6 +245,8 @@ class Capabilities:
     """``run_to_run``, ``batch_invariant``, ``cross_backend_sampler``: which of them hold."""
     notes: str = ""
     """Anything a reader of a report should know."""
+    emulated: bool = False
+    """The backend's code runs on the processor in place of its device (setting ``emulate``); results say so."""
 
 
 @frozen

@@ -5,6 +5,7 @@ import os
 import pytest
 from fake_machine import LIBRARIES, NODES
 
+ELSE = "--emulate runs the plugin's code on the processor; or choose --backend cpu"
 ABSENT, UNUSABLE, USABLE = (False, False), (True, False), (True, True)
 
 
@@ -84,7 +85,7 @@ def test_a_broken_set_up_is_told_with_its_remedy(machine, name, tmp_path):
     assert (report.present, report.usable) == state
     if not report.usable:
         assert any(told.detail in reason for reason in report.reasons)
-        assert report.remedy == f"{told.remedy}; or choose --backend cpu"
+        assert report.remedy == f"{told.remedy}; {ELSE}"
 
 
 def test_no_permission_names_the_files(machine, monkeypatch):

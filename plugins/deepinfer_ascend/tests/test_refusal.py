@@ -24,7 +24,7 @@ def test_backend_ascend_is_refused_with_every_reason_and_the_remedies():
     assert done.stderr.splitlines() == [
         f"deepinfer: E_BACKEND_UNAVAILABLE: {ASKED} was requested but cannot be used here",
         "  reason: no device node /dev/davinci*; CANN is not installed; torch-npu is not installed",
-        f"  remedy: {HOST}; or choose --backend cpu",
+        f"  remedy: {HOST}; --emulate runs the plugin's code on the processor; or choose --backend cpu",
     ]
 
 

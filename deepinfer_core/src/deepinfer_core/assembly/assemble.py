@@ -22,6 +22,7 @@ from deepinfer_core.assembly.speculation import draft_length
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import ConfigError, DeepInferError, ModelAmbiguous, ModelError, ModelNotFound, NotSupported
 from deepinfer_core.interfaces import Backend, LogitsFilter, Model, RowSampler, Sampler
+from deepinfer_core.plugins.emulation import check_emulation
 from deepinfer_core.plugins.failure import plugin_failure
 from deepinfer_core.plugins.grammars import choose_grammar_engine
 from deepinfer_core.plugins.hooks import Hooks
@@ -128,6 +129,7 @@ def assemble(
         if announce is not None:
             announce(selection.line)
         backend = hooks.backend_create(selection.record, config.device, config)
+        check_emulation(selection.record, backend, config)
         missing = missing_capabilities(backend, match.requirements)
         if missing:
             raise refuse_missing(backend.name, backend.capabilities.arch, missing)

@@ -51,6 +51,8 @@ class Built:
     """Whether decode steps run in graphs, and why not."""
     notes: tuple[str, ...] = ()
     """Lines for stderr about how it was made."""
+    is_emulated: bool = False
+    """The backend's code runs on the processor in place of its device."""
 
 
 @frozen
@@ -171,7 +173,9 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
             engine.feedback = CurveFeedback(engine.core, curve.sizes)
     if budget is not None:
         engine.core.set_cost_model(budget.profile.prefill, decode=budget.profile.decode)
-    return Built(engine, tokenizer, plan, sizes.vocab_size, sizes.max_model_len, batched, graphs, tuple(notes))
+    emulated = parts.backend.capabilities.emulated
+    sized = (plan, sizes.vocab_size, sizes.max_model_len, batched)
+    return Built(engine, tokenizer, *sized, graphs, tuple(notes), emulated)
 
 
 def _check_overlap(config: EngineConfig, backend: Backend, num_draft: int) -> None:

@@ -133,6 +133,8 @@ class ChatOutput:
             **first,
             "usage": self.usage.as_record(),
         }
+        if self.output.emulated:
+            record["emulated"] = True
         if self.output.prompt_logprobs is not None:
             record["prompt_logprobs"] = list(self.output.prompt_logprobs)
         if len(self.choices) > 1:
@@ -155,6 +157,8 @@ class ChatChunk:
     """The whole result; set on the last chunk of the conversation."""
     logprobs: tuple[TokenLogprob, ...] | None = None
     """One for each of ``token_ids``, where ``SamplingParams`` asked for them."""
+    emulated: bool = False
+    """An emulated backend made it."""
 
     @property
     def content(self) -> str:

@@ -90,7 +90,15 @@ class ChunkMaker:
             samples = request.samples
             output = chat_output(request.head, tuple(made.get(s.sample) or chat_choice(s) for s in samples))
         return ChatChunk(
-            request.index, request.request_id, request.sample, delta, piece.token_ids, choice, output, piece.logprobs
+            request.index,
+            request.request_id,
+            request.sample,
+            delta,
+            piece.token_ids,
+            choice,
+            output,
+            piece.logprobs,
+            piece.emulated,
         )
 
 

@@ -35,6 +35,7 @@ SETTINGS = (
     "backend",
     "model",
     "device",
+    "emulate",
     "seed",
     "numeric_mode",
     "kv_memory",

@@ -171,6 +171,8 @@ class OrderedWriter:
             piece: dict[str, object] = {"index": sample.index, "id": sample.request_id}
             if len(sample.samples) > 1:
                 piece["sample"] = sample.sample
+            if sample.emulated:
+                piece["emulated"] = True
             self._stream.write(json_line({**piece, **new}))
 
     def _write_text(self, sample: Request) -> None:

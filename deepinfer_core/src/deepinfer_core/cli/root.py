@@ -68,7 +68,7 @@ def _of_plugin(ctx: click.Context, name: str) -> click.Command:
 @click.group("deepinfer", cls=LazyGroup, invoke_without_command=True, context_settings={"max_content_width": 100})
 @click.option("--version", is_flag=True, help="Print the versions and exit.")
 @common_options
-@setting_options("backend", "model")
+@setting_options("backend", "emulate", "model")
 @click.pass_context
 def root(context: click.Context, version: bool) -> None:
     """Run DeepSeek-V4.1-class models. Options of this level are accepted after the command as well."""

@@ -57,6 +57,7 @@ def document(
             "entry_point": record.entry.value,
             "manifest_sha256": subject.manifest.sha256,
             "api": subject.manifest.api,
+            **({"emulated": True} if subject.manager.config.emulate else {}),
         },
         "core": {
             "version": _version("deepinfer-core"),

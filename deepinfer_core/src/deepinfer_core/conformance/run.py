@@ -74,7 +74,7 @@ class Kit:
         named = option(config, "known_failures")
         try:
             self.known = read_known_failures(Path(str(named)) if named is not None else None)
-            config.stash[SUBJECT] = find_subject(kind, name)
+            config.stash[SUBJECT] = find_subject(kind, name, emulate=bool(option(config, "emulate")))
         except KnownFailuresError as exc:
             raise pytest.UsageError(str(exc)) from exc
         except DeepInferError as exc:
@@ -93,7 +93,8 @@ class Kit:
 
     def pytest_report_header(self) -> str:
         record, level = self.subject.record, option(self.config, "level")
-        return f"conformance: {record.title}, level {level}, {len(self.subject.claims)} claims"
+        how = ", EMULATED on the processor" if self.subject.manager.config.emulate else ""
+        return f"conformance: {record.title}, level {level}, {len(self.subject.claims)} claims{how}"
 
     # --- collection -----------------------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from attrs import frozen
 
 from deepinfer_core.config import EngineConfig
@@ -34,6 +36,11 @@ class Subject:
         """What its manifest table claims, on the architecture that is here."""
         return self.record.table.claims_for(self.arch)
 
+    @property
+    def engine(self) -> dict[str, Any]:
+        """Settings of an engine on this backend."""
+        return {"backend": self.name, "emulate": self.manager.config.emulate}
+
     def lacks(self, need: str) -> bool:
         """Whether ``need`` (``feature:graphs``, ``kv:v41_fp4``, ``op:attn.fused_decode``) is neither claimed nor
         something that every plugin of the kind has: required ops, and those that ``cpu`` fills in."""
@@ -47,20 +54,21 @@ class Subject:
         return True
 
 
-def find_subject(kind: str, name: str) -> Subject:
-    """The installed plugin ``name``.
+def find_subject(kind: str, name: str, *, emulate: bool = False) -> Subject:
+    """The installed plugin ``name``; ``emulate``: a backend's code on the processor.
 
     :raises DeepInferError: no plugin has the name (listing those that are there), or it cannot be used; with the
         reason and the remedy of its own.
     """
-    config = EngineConfig(backend=name) if kind == "backend" else EngineConfig()
+    config = EngineConfig(backend=name, emulate=emulate) if kind == "backend" else EngineConfig()
     manager = PluginManager.from_config(config)
     record = manager.registry.find(kind, name)
     if record is None:
         raise backend_missing(manager.registry, name) if kind == "backend" else manager.registry.missing(kind, name)
     if record.error is not None:
         raise record.error
-    return Subject(kind, name, record, manager, _arch_here(record) if record.table.claims_on else "")
+    arch = next(iter(record.table.arch), "") if emulate else _arch_here(record) if record.table.claims_on else ""
+    return Subject(kind, name, record, manager, arch)
 
 
 def _arch_here(record: PluginRecord) -> str:

@@ -21,6 +21,7 @@ from deepinfer_core.doctor.findings import Finding
 from deepinfer_core.errors import DeepInferError
 from deepinfer_core.graphs import choose_graphs
 from deepinfer_core.interfaces import Backend, Model
+from deepinfer_core.plugins.emulation import check_emulation
 from deepinfer_core.plugins.failure import blame, exception_text
 from deepinfer_core.plugins.hooks import Hooks
 from deepinfer_core.plugins.manager import PluginManager
@@ -104,13 +105,19 @@ class _Examination:
     def _backend(self) -> Finding:
         self.selection = select_backend(self.manager, self.match.requirements)
         self.backend = self.hooks.backend_create(self.selection.record, self.config.device, self.config)
+        check_emulation(self.selection.record, self.backend, self.config)
         refused = dict(self.selection.refused)
         return Finding(
             AREA,
             "backend",
             "ok",
             self.selection.line.removeprefix("backend: "),
-            data={"backend": self.backend.name, "device": str(self.backend.device), "refused": refused},
+            data={
+                "backend": self.backend.name,
+                "device": str(self.backend.device),
+                "emulated": self.backend.capabilities.emulated,
+                "refused": refused,
+            },
             lines=[f"not {name}: {reason}" for name, reason in refused.items()],
         )
 

@@ -80,6 +80,8 @@ class PluginTable:
     """Architecture -> what is claimed on it beyond ``claims``."""
     requires: Requires = Requires()
     arch: tuple[str, ...] = ()
+    emulates: bool = False
+    """Whether its code also runs on the processor (setting ``emulate``)."""
     architectures: tuple[str, ...] = ()
     checkpoint: str | None = None
     """Folder inside the package with a small checkpoint of this model, if the distribution ships one."""
@@ -227,10 +229,17 @@ class _Reader:
             claims_on=self._claims_on(raw.get("claims_on", {}), claims, arches, where),
             requires=self._requires(raw.get("requires", {}), where),
             arch=arches,
+            emulates=self._emulates(raw, where),
             architectures=architectures,
             checkpoint=self._checkpoint(raw, where),
             commands=self._commands(raw.get("commands", []), where),
         )
+
+    def _emulates(self, raw: Mapping[str, Any], where: str) -> bool:
+        value = raw.get("emulates", False)
+        if not isinstance(value, bool):
+            self._note(f"{where}: emulates must be true or false, got {value!r}")
+        return value is True
 
     def _claims(self, claims: Sequence[str], where: str) -> None:
         if not claims:

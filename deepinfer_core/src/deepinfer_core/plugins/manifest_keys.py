@@ -64,6 +64,12 @@ PLUGIN_KEYS = (
         kinds=("backend",),
     ),
     Key(
+        "emulates",
+        "`true`",
+        "The backend's code also runs on the processor, in place of its device, where `--emulate` asks for it.",
+        kinds=("backend",),
+    ),
+    Key(
         "claims_on",
         "table of lists of texts",
         "What it can do beyond `claims` on some of the architectures of `arch` only, by their names: "

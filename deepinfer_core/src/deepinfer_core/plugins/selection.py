@@ -29,6 +29,7 @@ from deepinfer_core.errors import (
     UnsupportedOp,
 )
 from deepinfer_core.plugins.discovery import package_folders
+from deepinfer_core.plugins.emulation import BANNER, emulated_record
 from deepinfer_core.plugins.manager import PluginManager
 from deepinfer_core.plugins.manifest import Requires
 from deepinfer_core.plugins.probe import ProbeOutcome, probe_all
@@ -61,6 +62,10 @@ def select_backend(manager: PluginManager, requirements: Requirements, *, prober
     """
     prober = prober or partial(probe_all, trace=manager.config.trace_hooks)
     name = manager.config.backend
+    if manager.config.emulate:
+        record = emulated_record(manager, name)
+        _check_claims(record, requirements, next(iter(record.table.arch), ""))
+        return Selection(record, f"backend: {name} ({_asked_by(manager.config.origin('backend'))}; {BANNER})")
     if name == "auto":
         return _automatic(manager, requirements, prober)
     return _explicit(manager, name, requirements, prober)

@@ -113,6 +113,8 @@ class RequestOutput:
     prompt_logprobs: tuple[float | None, ...] | None = field(default=None, repr=False)
     """One for each prompt token, none for the first, where ``SamplingParams`` asked for them; no tuple at all if the
     prompt ended without a token."""
+    emulated: bool = False
+    """An emulated backend made it (setting ``emulate``): it says nothing of a device."""
 
     @property
     def text(self) -> str:
@@ -169,6 +171,8 @@ class RequestOutput:
             "seed": first.seed,
         }
         record |= first.extras()
+        if self.emulated:
+            record["emulated"] = True
         if self.prompt_logprobs is not None:
             record["prompt_logprobs"] = list(self.prompt_logprobs)
         if len(self.outputs) > 1:
@@ -192,6 +196,8 @@ class StreamChunk:
     """The whole sample; set on its last chunk."""
     logprobs: tuple[TokenLogprob, ...] | None = field(default=None, repr=False)
     """One for each of ``token_ids``, where ``SamplingParams`` asked for them."""
+    emulated: bool = False
+    """An emulated backend made it."""
 
     @property
     def finished(self) -> bool:

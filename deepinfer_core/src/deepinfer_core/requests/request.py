@@ -45,6 +45,8 @@ class Request:
     inbox: deque[Request]
     eos_ids: frozenset[int] = frozenset()
     streaming: bool = False
+    emulated: bool = False
+    """Whether an emulated backend makes the answer."""
     line: int | None = None
     chat: ChatPrompt | None = None
     sample: int = 0
@@ -158,6 +160,7 @@ class Request:
             self.sample,
             self.completion() if self.finish_reason else None,
             tuple(self.logprobs[taken:]) if self.params.wants_logprobs else None,
+            self.emulated,
         )
 
     def completion(self) -> Completion:
@@ -192,6 +195,7 @@ class Request:
             queue_s=first_s - start,
             total_s=max(r._end_s for r in samples) - start,
             prompt_logprobs=head.prompt_logprobs,
+            emulated=head.emulated,
         )
 
 

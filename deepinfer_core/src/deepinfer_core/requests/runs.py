@@ -39,12 +39,14 @@ class Run:
         window: int,
         seed: int | None,
         streaming: bool,
+        emulated: bool = False,
         check_prompt: Callable[[Sequence[int]], object] | None = None,
         is_ready: Callable[[], bool] | None = None,
         on_held_interrupt: Callable[[], None] | None = None,
     ) -> None:
         """``seed``: base of the seeds of requests that bring none; None draws random ones.
 
+        ``emulated``: whether an emulated backend makes the answers.
         ``check_prompt``: the model's own check of prompt ids; it raises for what the model cannot read.
         ``is_ready``: whether the next prompt can be read without waiting; asked while requests run.
         ``on_held_interrupt``: called in the signal handler when Ctrl-C has to wait for the end of a step.
@@ -57,6 +59,7 @@ class Run:
         self._window = window
         self._seed = seed
         self._streaming = streaming
+        self._emulated = emulated
         self._check_prompt = check_prompt
         self._is_ready = is_ready
         self._on_held_interrupt = on_held_interrupt
@@ -230,6 +233,7 @@ class Run:
             inbox=self._inbox,
             eos_ids=self._tokenizer.eos_ids,
             streaming=self._streaming,
+            emulated=self._emulated,
             line=item.line,
             chat=item.chat,
         )

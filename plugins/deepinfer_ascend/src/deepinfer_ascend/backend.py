@@ -1,32 +1,38 @@
-"""The backend object: which op is served by whom, on which device."""
+"""The backend object: which op is served by whom, on which device, or on the processor in its place."""
 
 from __future__ import annotations
 
 import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from deepinfer_ascend import emulation, ops
 from deepinfer_ascend.arches import SUPPORTED, arch_of
 from deepinfer_ascend.capabilities import capabilities
 from deepinfer_ascend.device.environment import RuntimeEnvironment
 from deepinfer_ascend.device.faults import typed
+from deepinfer_ascend.device.host_graphs import capture_on_host
 from deepinfer_ascend.device.runtime import DeviceRuntime
 from deepinfer_core.caches import unit_bytes
-from deepinfer_core.errors import BackendUnavailable, ConfigError, UnsupportedArch, VendorImportError
+from deepinfer_core.errors import BackendUnavailable, ConfigError, PluginError, UnsupportedArch, VendorImportError
 from deepinfer_core.interfaces import build_backend, cpu_backend
 
 NAME, DEVICE = "ascend", "npu"
 
 
 def create(device: str | None = None, config: Any = None) -> Any:
-    """A ready backend on ``device`` (None: the current one). Every op is the plain one, on tensors of the device.
+    """A ready backend on ``device`` (None: the current one); with the setting ``emulate``, on the processor.
 
     :raises VendorImportError: torch_npu cannot be imported.
     :raises BackendUnavailable: it finds no device.
     :raises ConfigError: ``device`` is no NPU, or there are not that many.
     :raises UnsupportedArch: the device is no Ascend 950.
     """
+    if getattr(config, "emulate", False):
+        return _emulated(device)
     environment = RuntimeEnvironment()
     environment.apply()
     try:
@@ -34,6 +40,67 @@ def create(device: str | None = None, config: Any = None) -> Any:
     except BaseException:
         environment.restore()
         raise
+
+
+def op_table() -> Mapping[str, Callable[..., Any]]:
+    """Op id -> callable, of every module in ``ops``.
+
+    :raises PluginError: two modules give the same op.
+    """
+    table: dict[str, Callable[..., Any]] = {}
+    for found in pkgutil.iter_modules(ops.__path__):
+        module = importlib.import_module(f"{ops.__name__}.{found.name}")
+        twice = sorted(table.keys() & module.OPS.keys())
+        if twice:
+            raise PluginError(
+                f"two modules of deepinfer-ascend give op {', '.join(twice)}",
+                reason=f"{found.name} is the second",
+                remedy="this is a fault of the distribution, please report it",
+            )
+        table |= module.OPS
+    return table
+
+
+def _emulated(device: str | None) -> Any:
+    """The same ops on tensors of the host: vendor calls are served by the equivalents of ``emulation/``."""
+    if device not in (None, "cpu"):
+        raise ConfigError(
+            f"device '{device}' is none of an emulation",
+            reason="it runs on the processor",
+            remedy="leave the device unset",
+        )
+    plain = cpu_backend()
+    emulation.open_emulation()
+    closers = [plain.close, emulation.close_emulation]
+
+    def close() -> None:
+        while closers:
+            closers.pop()()
+
+    return _build(
+        plain,
+        device=torch.device("cpu"),
+        capabilities=capabilities(memory_bytes=plain.capabilities.memory_bytes, emulated=True),
+        capture=capture_on_host,
+        no_sync=getattr(plain, "no_sync", None),
+        close=close,
+    )
+
+
+def _build(plain: Any, **methods: Any) -> Any:
+    table = op_table()
+    delegated = {op: call for op, call in plain.ops.items() if op not in table}
+    return build_backend(
+        NAME,
+        {**table, **delegated},
+        providers={op: plain.plan[op] for op in delegated},
+        unit_bytes=unit_bytes,
+        alloc_caches=plain.alloc_caches,
+        bind_inputs=plain.bind_inputs,
+        to_host=plain.to_host,
+        defaults=plain,
+        **methods,
+    )
 
 
 def _on_npu(device: str | None, environment: RuntimeEnvironment) -> Any:
@@ -56,22 +123,15 @@ def _on_npu(device: str | None, environment: RuntimeEnvironment) -> Any:
         plain.close()
         environment.restore()
 
-    return build_backend(
-        NAME,
-        dict(plain.ops),
-        providers=plain.plan,
+    return _build(
+        plain,
         device=chosen,
         capabilities=capabilities(memory_bytes=module.get_device_properties(chosen).total_memory),
-        unit_bytes=unit_bytes,
-        alloc_caches=plain.alloc_caches,
-        bind_inputs=plain.bind_inputs,
-        to_host=plain.to_host,
         record_event=runtime.record_event,
         wait=runtime.wait,
         capture=runtime.capture,
         explain_fault=typed,
         close=close,
-        defaults=plain,
     )
 
 

@@ -8,16 +8,17 @@ FEATURES = frozenset({"graphs", "fp4_cache", "deterministic_sampling"})
 KERNEL_HEADS = 64
 """Query heads of the attention kernels. Fewer are padded to so many, more are taken in several calls."""
 MAX_TOPK = 4096
+EMULATED = "on the processor: vendor calls are served by equivalents, and nothing is said of a device"
 NOTE = "written for this device and not executed on one"
 
 
-def capabilities(*, memory_bytes: int = 0, count: int = 1) -> Capabilities:
-    """The record of one Ascend 950."""
+def capabilities(*, memory_bytes: int = 0, count: int = 1, emulated: bool = False) -> Capabilities:
+    """The record of one Ascend 950; ``emulated``: of the backend's code on the processor in its place."""
     plain = {(a, w, "none") for a in ("bf16", "f32") for w in ("bf16", "f32")}
     scaled = {(a, w, "ue8m0") for a in ("bf16", "f32", "e4m3") for w in ("e4m3", "e2m1")}
     return Capabilities(
         name="ascend",
-        device_type="npu",
+        device_type="cpu" if emulated else "npu",
         arch="ascend950",
         count=count,
         memory_bytes=memory_bytes,
@@ -32,5 +33,6 @@ def capabilities(*, memory_bytes: int = 0, count: int = 1) -> Capabilities:
         features=FEATURES,
         limits={"kernel_heads": KERNEL_HEADS},
         determinism={"run_to_run": True, "batch_invariant": False, "cross_backend_sampler": True},
-        notes=NOTE,
+        notes=EMULATED if emulated else NOTE,
+        emulated=emulated,
     )

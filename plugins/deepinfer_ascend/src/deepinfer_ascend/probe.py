@@ -21,7 +21,7 @@ from deepinfer_core.types import HostInfo, ProbeReport
 
 SCORE = 100
 """Above what a backend without a score of its own has."""
-_ELSE = "or choose --backend cpu"
+_ELSE = "--emulate runs the plugin's code on the processor; or choose --backend cpu"
 _HOST = "run on an Ascend 950 host with CANN >= 9.2 and the torch-npu of your torch"
 
 

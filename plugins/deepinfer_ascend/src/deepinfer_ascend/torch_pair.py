@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import PackageNotFoundError, distribution, version
 
 from attrs import frozen
 
@@ -46,9 +46,15 @@ class TorchPair:
 
 def torch_pair(environ: Mapping[str, str]) -> TorchPair:
     """What is installed here."""
-    names = {entry.value.partition(":")[0].partition(".")[0] for entry in entry_points(group="torch.backends")}
-    autoloads = "torch_npu" in names and environ.get(AUTOLOAD, "1") != "0"
-    return TorchPair(_version("torch"), _version("torch-npu"), autoloads)
+    wanted = environ.get(AUTOLOAD, "1") != "0"
+    return TorchPair(_version("torch"), _version("torch-npu"), wanted and _asks_for_autoload())
+
+
+def _asks_for_autoload() -> bool:
+    try:
+        return any(entry.group == "torch.backends" for entry in distribution("torch-npu").entry_points)
+    except PackageNotFoundError:
+        return False
 
 
 def _version(name: str) -> str:

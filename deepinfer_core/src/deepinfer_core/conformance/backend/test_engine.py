@@ -32,7 +32,7 @@ def engine(subject: Subject, checkpoint: Path) -> Iterator[Any]:
     """An ``LLM`` on the backend under test, in the numbers of the released model."""
     from deepinfer_core import LLM
 
-    with LLM(str(checkpoint), backend=subject.name, kv_memory="64MiB") as llm:
+    with LLM(str(checkpoint), **subject.engine, kv_memory="64MiB") as llm:
         yield llm
 
 
@@ -47,7 +47,7 @@ def test_engine_generates_the_tokens_of_an_independent_implementation(subject: S
     if texts is None:
         pytest.skip(f"no tokens are stored for the checkpoint {checkpoint.name}")
     wanted = [SamplingParams(temperature=0, max_tokens=len(t["tokens"]), ignore_eos=True) for t in texts]
-    with LLM(str(checkpoint), backend=subject.name, numeric_mode="exact", kv_memory="64MiB") as llm:
+    with LLM(str(checkpoint), **subject.engine, numeric_mode="exact", kv_memory="64MiB") as llm:
         outputs = llm.generate([text["prompt"] for text in texts], wanted)
     for text, output in zip(texts, outputs, strict=True):
         got = list(output.token_ids)
@@ -88,7 +88,7 @@ def test_answers_do_not_depend_on_how_prompts_are_cut(subject: Subject, checkpoi
     from deepinfer_core import LLM
 
     whole = _answers(engine, PROMPTS)
-    with LLM(str(checkpoint), backend=subject.name, kv_memory="64MiB", max_chunk=5) as llm:
+    with LLM(str(checkpoint), **subject.engine, kv_memory="64MiB", max_chunk=5) as llm:
         cut = _answers(llm, PROMPTS)
     require_equal(cut, whole, "an answer depends on where the prompt is cut")
 
@@ -99,7 +99,7 @@ def test_engine_closes_its_backend_and_another_opens(subject: Subject, checkpoin
 
     answers = []
     for _ in range(2):
-        with LLM(str(checkpoint), backend=subject.name, kv_memory="64MiB") as llm:
+        with LLM(str(checkpoint), **subject.engine, kv_memory="64MiB") as llm:
             answers.append(_answers(llm, PROMPTS[:1]))
     require_equal(answers[1], answers[0], "a second engine in the process gives other answers")
     require(answers[0][0][0], "the engine generates nothing")

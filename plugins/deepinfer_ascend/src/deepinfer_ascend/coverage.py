@@ -1,0 +1,52 @@
+"""What ``--emulate`` runs for each op: ``python -m deepinfer_ascend.coverage`` prints the table of ``ascend.md``.
+
+An op is *served by an equivalent* where a vendor's kernel is bound and its equivalent computes; *not covered* where the
+plain op of ``cpu`` computes, which says nothing of any kernel of the device.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from deepinfer_ascend.vendor.table import TABLE
+
+EQUIVALENT, NOT_COVERED = "equivalent", "not covered"
+SIZES = {
+    "attn.sparse_decode": "heads of 512 values, caches `v41` and `v41_fp4`",
+    "attn.sparse_prefill": "heads of 512 values",
+    "gemm.dense": "bf16 with bf16; FP8 with FP8 or FP4, inputs a multiple of 128",
+    "gemm.einsum_heads": "FP8 with FP8, inputs a multiple of 128",
+    "index.logits": "FP4 keys of 128 values, 32 or 64 heads, no candidates",
+    "index.topk": "bf16 scores",
+    "moe.experts": "FP8 rows with FP8 or FP4 weights, inputs a multiple of 128",
+    "moe.gate": "temperature 1",
+    "quant.cast_per_token": "bf16, UE8M0 scales of 32 values, a multiple of 64 columns",
+    "quant.prepare_weight": "FP8, FP4 and bf16",
+}
+"""What the kernel takes; other arguments go to the plain op."""
+
+
+def coverage() -> Iterator[tuple[str, str, str]]:
+    """Of each op in the table of ops: its id, how it is run, and by what."""
+    from deepinfer_contracts import OPS
+
+    symbols: dict[str, list[str]] = {}
+    for name, symbol in TABLE.items():
+        for op in symbol.ops:
+            symbols.setdefault(op, []).append(f"`{name}`")
+    for op in sorted(OPS):
+        if op in SIZES:
+            yield op, EQUIVALENT, f"{', '.join(symbols[op])}: {SIZES[op]}"
+        elif OPS[op].default or OPS[op].required:
+            yield op, NOT_COVERED, "the plain op of `cpu`"
+
+
+def page_table() -> str:
+    """The table as Markdown."""
+    rows = [f"| `{op}` | {how} | {by} |" for op, how, by in coverage()]
+    return "\n".join(["| op | under `--emulate` | by, and for what |", "| --- | --- | --- |", *rows])
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page_table() + "\n")
