@@ -22,6 +22,7 @@ PLUGINS = (
     "./plugins/deepinfer_v41",
     "./plugins/deepinfer_samplers",
     "./plugins/deepinfer_bench",
+    "./plugins/deepinfer_verify",
 )
 # Apart: TileLang is 180 MB on disk, and the first command of README.md has no use for it.
 CUDA = "./plugins/deepinfer_cuda"
@@ -137,7 +138,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """mypy --strict on what others build against, and on what new-plugin writes for them."""
-    session.install(*TYPE_TOOLS, *LINT_TOOLS, *built(session, *TORCHLESS))
+    session.install(*TYPE_TOOLS, *LINT_TOOLS, "filelock>=3.16,<5", *built(session, *TORCHLESS))
     for package in ("deepinfer_contracts", "deepinfer_native", "deepinfer_core"):
         session.run("mypy", "-p", package)
     # Of the samplers, what needs no torch: it is installed as a path, not as a package.
@@ -145,6 +146,8 @@ def types(session: nox.Session) -> None:
     names = ("grammars", "grammar_plugin.py", "filter_plugin.py", "top_n_sigma.py")
     torchless = [f"{samplers}/deepinfer_samplers/{name}" for name in names]
     session.run("mypy", "--explicit-package-bases", *torchless, env={"MYPYPATH": samplers})
+    verify = "plugins/deepinfer_verify/src"
+    session.run("mypy", "--explicit-package-bases", f"{verify}/deepinfer_verify", env={"MYPYPATH": verify})
     session.run("python", "-m", "pytest", "-q", "tests/new_plugin/test_new_plugins_style.py")
 
 
@@ -152,7 +155,9 @@ def types(session: nox.Session) -> None:
 def contracts(session: nox.Session) -> None:
     """Generated files are what the schemas and the code say."""
     session.install(*built(session, *TORCHLESS), "click==8.5.1")  # commands.md holds help as this version wraps it
-    session.install("--no-deps", *built(session, "./plugins/deepinfer_samplers"))  # tables of structured-output.md
+    # For the tables of structured-output.md and the help of commands that plugins bring; nothing of it imports torch.
+    torchless = [f"./plugins/deepinfer_{name}" for name in ("samplers", "bench", "verify")]
+    session.install("--no-deps", *built(session, *torchless))
     session.run("python", "contracts/generate.py", "--check")
     session.run("python", "docs/generate_reference.py", "--check")
 
@@ -200,6 +205,7 @@ UNITS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "samplers": ((*TORCHLESS, "./plugins/deepinfer_cpu", "./plugins/deepinfer_samplers"), ()),
     "v41": ((*TORCHLESS, *PLUGINS), ()),
     "bench": ((*TORCHLESS, *PLUGINS), ()),
+    "verify": ((*TORCHLESS, *PLUGINS), ()),
     "cuda": ((*TORCHLESS, *PLUGINS, CUDA), ()),
     "ascend": ((*TORCHLESS, *PLUGINS, ASCEND), ()),
 }

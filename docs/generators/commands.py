@@ -1,8 +1,9 @@
-"""The page of commands: the help of each, at a fixed width."""
+"""The page of commands: the help of each at a fixed width, and that of commands which plugins of ours bring."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 
 import click
 
@@ -10,12 +11,21 @@ from deepinfer_core.cli.root import root
 from generators.markdown import NOTICE
 
 HELP_WIDTH = 100
+PLUGINS = ("deepinfer_bench", "deepinfer_verify")
+"""Their commands are imported without torch."""
 
 
 def commands_page() -> str:
     lines = ["# Commands", "", NOTICE, "From a clone, the command is `.venv/bin/deepinfer`."]
     for title, text in _helps(root, None, "deepinfer"):
         lines += ["", f"## {title}", "", "```text", text, "```"]
+    for package in PLUGINS:
+        for spec in import_module(f"{package}.plugin").deepinfer_cli_commands():
+            module, _, attribute = spec.target.partition(":")
+            command = getattr(import_module(module), attribute)
+            for title, text in _helps(command, click.Context(root, None, "deepinfer"), spec.name):
+                owner = package.replace("_", "-")
+                lines += ["", f"## {title}", "", f"A command of `{owner}`.", "", "```text", text, "```"]
     return "\n".join(lines) + "\n"
 
 

@@ -43,7 +43,8 @@ def test_help_and_plugins_import_no_torch_and_no_plugin() -> None:
     for arguments in (["--help"], ["plugins"], ["--version"]):
         _, _, facts = measured(*arguments)
         assert facts["status"] == 0
-        heavy = {"torch", "safetensors", "tokenizers", "deepinfer_cpu", "deepinfer_v41", "deepinfer_samplers"}
+        ours = {"deepinfer_cpu", "deepinfer_v41", "deepinfer_samplers", "deepinfer_verify"}
+        heavy = {"torch", "safetensors", "tokenizers", *ours}
         assert heavy.isdisjoint(facts["modules"])  # type: ignore[call-overload]
 
 

@@ -411,7 +411,15 @@ def test_check_of_a_file_that_is_no_zip_is_a_usage_error(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "name",
-    ["deepinfer_ascend", "deepinfer_cpu", "deepinfer_cuda", "deepinfer_bench", "deepinfer_samplers", "deepinfer_v41"],
+    [
+        "deepinfer_ascend",
+        "deepinfer_cpu",
+        "deepinfer_cuda",
+        "deepinfer_bench",
+        "deepinfer_samplers",
+        "deepinfer_v41",
+        "deepinfer_verify",
+    ],
 )
 def test_first_party_plugins_pass_the_check(capsys, name):
     folder = Path(__file__).parents[3] / "plugins" / name

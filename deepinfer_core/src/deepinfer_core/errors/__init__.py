@@ -70,6 +70,7 @@ from deepinfer_core.errors.plugins import (
     PluginMissing,
 )
 from deepinfer_core.errors.usage import (
+    BaselineError,
     CapacityError,
     CommandUsageError,
     ConfigError,
@@ -96,6 +97,7 @@ __all__ = [
     "BackendError",
     "BackendNotInstalled",
     "BackendUnavailable",
+    "BaselineError",
     "CapacityError",
     "CheckpointError",
     "CommandUsageError",

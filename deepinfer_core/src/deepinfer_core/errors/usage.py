@@ -61,6 +61,17 @@ class InvalidInputFile(DeepInferError, ValueError):
     exit_status = EXIT_USAGE
 
 
+class BaselineError(DeepInferError, ValueError):
+    """A file of baselines is missing, damaged, of another version, locked, or of another checkpoint or inputs.
+
+    :cause: The path is wrong, the file was edited or cut, or what it was made with is not what runs now.
+    :remedy: Correct ``--baseline``, restore the file, or make its entries again with ``--update``.
+    """
+
+    code = "E_BASELINE"
+    exit_status = EXIT_USAGE
+
+
 class OutputError(DeepInferError):
     """Results cannot be written: standard output or the file of ``--out`` is full, or refuses them.
 

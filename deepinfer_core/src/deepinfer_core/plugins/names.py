@@ -18,6 +18,7 @@ FIRST_PARTY = {
     ("grammar", "xgrammar"): "deepinfer-samplers",
     ("logits_filter", "top_n_sigma"): "deepinfer-samplers",
     ("extension", "bench"): "deepinfer-bench",
+    ("extension", "verification"): "deepinfer-verify",
 }
 FIRST_PARTY_DISTRIBUTIONS = frozenset(FIRST_PARTY.values())
 _RESERVED_NAMES = {name for _, name in FIRST_PARTY}

@@ -1,0 +1,14 @@
+"""The hooks of the extension ``verification``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from deepinfer_core.hookspecs import hookimpl
+from deepinfer_core.types import CommandSpec
+
+
+@hookimpl
+def deepinfer_cli_commands() -> Sequence[CommandSpec]:
+    summary = "Compare the perplexity of decoding with a baseline, exactly."
+    return [CommandSpec("ppl", "deepinfer_verify.ppl.command:ppl", summary)]
