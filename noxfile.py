@@ -23,6 +23,7 @@ PLUGINS = (
     "./plugins/deepinfer_samplers",
     "./plugins/deepinfer_bench",
     "./plugins/deepinfer_verify",
+    "./plugins/deepinfer_eval",
 )
 # Apart: TileLang is 180 MB on disk, and the first command of README.md has no use for it.
 CUDA = "./plugins/deepinfer_cuda"
@@ -148,6 +149,8 @@ def types(session: nox.Session) -> None:
     session.run("mypy", "--explicit-package-bases", *torchless, env={"MYPYPATH": samplers})
     verify = "plugins/deepinfer_verify/src"
     session.run("mypy", "--explicit-package-bases", f"{verify}/deepinfer_verify", env={"MYPYPATH": verify})
+    evals = "plugins/deepinfer_eval/src"
+    session.run("mypy", "--explicit-package-bases", f"{evals}/deepinfer_eval", env={"MYPYPATH": evals})
     session.run("python", "-m", "pytest", "-q", "tests/new_plugin/test_new_plugins_style.py")
 
 
@@ -156,7 +159,7 @@ def contracts(session: nox.Session) -> None:
     """Generated files are what the schemas and the code say."""
     session.install(*built(session, *TORCHLESS), "click==8.5.1")  # commands.md holds help as this version wraps it
     # For the tables of structured-output.md and the help of commands that plugins bring; nothing of it imports torch.
-    torchless = [f"./plugins/deepinfer_{name}" for name in ("samplers", "bench", "verify")]
+    torchless = [f"./plugins/deepinfer_{name}" for name in ("samplers", "bench", "verify", "eval")]
     session.install("--no-deps", *built(session, *torchless))
     session.run("python", "contracts/generate.py", "--check")
     session.run("python", "docs/generate_reference.py", "--check")
@@ -206,6 +209,7 @@ UNITS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "v41": ((*TORCHLESS, *PLUGINS), ()),
     "bench": ((*TORCHLESS, *PLUGINS), ()),
     "verify": ((*TORCHLESS, *PLUGINS), ()),
+    "eval": ((*TORCHLESS, *PLUGINS), ()),
     "cuda": ((*TORCHLESS, *PLUGINS, CUDA), ()),
     "ascend": ((*TORCHLESS, *PLUGINS, ASCEND), ()),
 }

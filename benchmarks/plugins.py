@@ -24,7 +24,7 @@ from pathlib import Path
 
 from startup import child_seconds, machine
 
-GROUPS = ("backend", "model", "sampler", "grammar", "logits_filter")
+GROUPS = ("backend", "model", "sampler", "grammar", "logits_filter", "scorer")
 PYPROJECT = """
 [build-system]
 requires = ["hatchling>=1.24"]

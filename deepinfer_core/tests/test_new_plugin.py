@@ -116,10 +116,10 @@ def test_check_name_refuses_it_and_says_why(name, reason):
 
 
 def test_new_plugin_without_a_kind_names_the_kinds_on_one_line(capsys):
-    kinds = "backend, model, sampler, logits-filter, grammar, extension"
+    kinds = "backend, model, sampler, logits-filter, grammar, scorer, extension"
     assert cli.main(["new-plugin"]) == 2
     assert capsys.readouterr().err == (
-        "deepinfer: E_USAGE: missing argument '{backend|model|sampler|logits-filter|grammar|extension}'. "
+        "deepinfer: E_USAGE: missing argument '{backend|model|sampler|logits-filter|grammar|scorer|extension}'. "
         f"Choose from: {kinds}\n"
         "  reason: raised while reading: deepinfer new-plugin\n"
         "  remedy: run: deepinfer new-plugin --help\n"
@@ -164,7 +164,7 @@ def test_check_name_refuses_a_name_that_an_installed_plugin_has(tmp_path, monkey
 
 def test_new_plugin_of_an_unknown_kind_lists_the_kinds(here, capsys):
     assert cli.main(["new-plugin", "samplers", "acme"]) == 2
-    assert "'backend', 'model', 'sampler', 'logits-filter', 'grammar', 'extension'" in capsys.readouterr().err
+    assert "'backend', 'model', 'sampler', 'logits-filter', 'grammar', 'scorer', 'extension'" in capsys.readouterr().err
     assert list(here.iterdir()) == []
 
 

@@ -6,7 +6,9 @@ import io
 import json
 from collections import deque
 
-from deepinfer_core.cli.results import OrderedWriter, Progress, json_line
+from deepinfer_core.cli.json_lines import json_line
+from deepinfer_core.cli.progress import Progress
+from deepinfer_core.cli.results import OrderedWriter
 from deepinfer_core.parameters.sampling_params import SamplingParams
 from deepinfer_core.requests.request import Request
 from deepinfer_core.text.detokenizer import Detokenizer

@@ -22,6 +22,7 @@ TOYS = {
     "sampler": ("toy_min_p",),
     "logits_filter": ("toy_ban",),
     "grammar": ("toy_regex",),
+    "scorer": ("toy_length",),
     "extension": ("toy_extension",),
 }
 

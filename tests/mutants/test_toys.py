@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-LEAST = {"model": 60, "sampler": 15, "logits_filter": 12, "grammar": 80, "extension": 10}
+LEAST = {"model": 60, "sampler": 15, "logits_filter": 12, "grammar": 80, "scorer": 18, "extension": 10}
 """Tests that run on each at level full; fewer would mean that they are skipped."""
 
 

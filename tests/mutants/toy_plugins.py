@@ -14,6 +14,7 @@ ENTRIES = {
     "samplers": "toy_min_p = conformance_toys.parts",
     "logits_filters": "toy_ban = conformance_toys.parts",
     "grammars": "toy_regex = conformance_toys.parts",
+    "scorers": "toy_length = conformance_toys.parts",
     "extensions": "toy_extension = conformance_toys.extension",
 }
 

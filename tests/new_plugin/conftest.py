@@ -10,7 +10,7 @@ import pytest
 # Pytest runs in importlib mode, which adds no path. The throw-away venv is that of the fake plugins.
 sys.path.insert(0, str(Path(__file__).parent.parent / "fakeplugins"))
 
-KINDS = ("backend", "model", "sampler", "logits-filter", "grammar", "extension")
+KINDS = ("backend", "model", "sampler", "logits-filter", "grammar", "scorer", "extension")
 
 
 @pytest.fixture(scope="session")

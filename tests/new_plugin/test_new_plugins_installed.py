@@ -11,7 +11,7 @@ import pytest
 from fake_venv import FakeVenv, build_wheels, missing_tools
 
 WHEELS = ("backend", "sampler", "grammar")  # the others are installed in place (pip install -e)
-KIT_AT_ONCE = ("model", "sampler", "logits-filter", "grammar", "extension")
+KIT_AT_ONCE = ("model", "sampler", "logits-filter", "grammar", "scorer", "extension")
 USE = """
 import sys
 from deepinfer_core import LLM, SamplingParams
@@ -35,7 +35,7 @@ print(plan["norm.rms"], plan["gemm.dense"], plan["meta.feed_tokens"])
 
 @pytest.fixture(scope="session")
 def venv(projects: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> FakeVenv:
-    """A venv with all six installed."""
+    """A venv with all of them installed."""
     missing = missing_tools()
     if missing:
         pytest.skip(f"new plugins are installed with {missing}, which is not here")
@@ -62,19 +62,20 @@ def data_of(done: subprocess.CompletedProcess[str]) -> Any:
 def test_new_plugins_are_listed_as_found(venv: FakeVenv) -> None:
     listed = data_of(venv.run("plugins", "--json"))
     ours = {item["name"]: item for item in listed["plugins"] if item["name"].startswith("acme_")}
-    kinds = ("backend", "model", "sampler", "logits_filter", "grammar", "extension")
+    kinds = ("backend", "model", "sampler", "logits_filter", "grammar", "scorer", "extension")
     assert {name: (item["kind"], item["state"]) for name, item in ours.items()} == {
         f"acme_{kind}": (kind, "found") for kind in kinds
     }
     assert {name for name, item in ours.items() if item["editable"]} == {
         "acme_model",
         "acme_logits_filter",
+        "acme_scorer",
         "acme_extension",
     }
     assert listed["unusable"] == 0
 
 
-@pytest.mark.parametrize("kind", ["backend", "model", "sampler", "logits-filter", "grammar", "extension"])
+@pytest.mark.parametrize("kind", ["backend", "model", "sampler", "logits-filter", "grammar", "scorer", "extension"])
 def test_plugins_check_of_a_new_plugin_finds_nothing(venv: FakeVenv, projects: dict[str, Path], kind: str) -> None:
     done = venv.run("plugins", "check", str(projects[kind]))
     assert done.stdout.endswith("0 problems, 0 warnings. Nothing was imported.\n")
@@ -116,7 +117,7 @@ def test_new_plugin_passes_smoke(venv: FakeVenv, tmp_path: Path, kind: str) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["backend", "model", "sampler", "logits-filter", "grammar", "extension"])
+@pytest.mark.parametrize("kind", ["backend", "model", "sampler", "logits-filter", "grammar", "scorer", "extension"])
 def test_tests_of_a_new_plugin_pass(venv: FakeVenv, projects: dict[str, Path], kind: str) -> None:
     done = python(venv, "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=projects[kind])
     assert done.returncode == 0, done.stdout + done.stderr

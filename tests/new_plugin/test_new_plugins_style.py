@@ -38,7 +38,7 @@ def run_tool(*command: str, cwd: Path, **environ: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a", LONGEST])
-@pytest.mark.parametrize("kind", ["backend", "model", "sampler", "logits-filter", "grammar", "extension"])
+@pytest.mark.parametrize("kind", ["backend", "model", "sampler", "logits-filter", "grammar", "scorer", "extension"])
 def test_new_plugin_is_clean_under_ruff(tmp_path: Path, kind: str, name: str) -> None:
     require_tool("ruff")
     assert main(["new-plugin", kind, name, "--dir", str(tmp_path)]) == 0
@@ -49,7 +49,7 @@ def test_new_plugin_is_clean_under_ruff(tmp_path: Path, kind: str, name: str) ->
 
 
 def test_new_plugins_are_clean_under_mypy(projects: dict[str, Path]) -> None:
-    """All in one run, because mypy reads numpy and the core anew in each; so one test of the kit stands for all six."""
+    """All in one run, because mypy reads numpy and the core anew in each; so one test of the kit stands for all."""
     require_tool("mypy")
     sources = [project / "src" for project in projects.values()]
     tests = {file.name: file for project in projects.values() for file in (project / "tests").glob("*.py")}

@@ -14,7 +14,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from deepinfer_core.config import EngineConfig
-    from deepinfer_core.interfaces import Backend, GrammarEngine, LogitsFilter, Model, RowSampler, Sampler
+    from deepinfer_core.interfaces import Backend, GrammarEngine, LogitsFilter, Model, RowSampler, Sampler, Scorer
     from deepinfer_core.text.tokenizer import Tokenizer
     from deepinfer_core.types import (
         CacheSpec,
@@ -184,6 +184,25 @@ def deepinfer_scheduler_hints(match: ModelMatch, backend: Backend, config: Engin
         values of one field are refused.
 
     Asked only of the plugins of the chosen model and backend. Since API 1.0.
+    """
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------
+
+
+@hookspec(firstresult=True)
+def deepinfer_scorer_create(name: str, params: Mapping[str, Any]) -> Scorer | None:
+    """Make the scorer called ``name``, which judges answers of an evaluation.
+
+    Called by ``deepinfer eval`` for each set of parameters that a run or its items name it with, before anything is
+    generated and without a model.
+
+    :param name: The scorer's name.
+    :param params: What was given with the name; empty for the defaults. A name that the scorer does not know is an
+        error.
+    :returns: The scorer.
+
+    Stops at the first result. Asked only of the plugin that owns ``name``. Since API 1.0.
     """
 
 

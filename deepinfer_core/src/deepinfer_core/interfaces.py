@@ -1,4 +1,5 @@
-"""The seams: what a backend, a model, a sampler and a grammar engine must offer. The core knows no more about them.
+"""The seams: what a backend, a model, a sampler, a grammar engine and a scorer must offer. The core knows no more
+about them.
 
 Tensors are opaque here (``Tensor`` is ``Any``): the core moves them between plugins, reads ``len`` and indexes rows,
 and never imports torch.
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from deepinfer_core.backend import build_backend, cpu_backend
-from deepinfer_core.types import CacheSpec, Capabilities
+from deepinfer_core.types import CacheSpec, Capabilities, Score, ScoreExample
 
 if TYPE_CHECKING:  # numpy comes with the records; a Protocol needs them for type checkers only
     from deepinfer_contracts import InputMetadata, SamplerInputs, SamplerOutput
@@ -31,6 +32,7 @@ __all__ = [
     "PromptScorer",
     "RowSampler",
     "Sampler",
+    "Scorer",
     "Tensor",
     "build_backend",
     "cpu_backend",
@@ -292,6 +294,32 @@ class GrammarEngine(Protocol):
         Called in worker threads, several at a time. Whatever it raises ends only the request that asked, and its text
         is shown to the caller. A constraint that cannot be enforced is an error, and never left out.
         """
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """Judges answers of an evaluation, one at a time. Keeps nothing of any of them: the same two give the same score.
+
+    What is expected comes from a file that a person wrote: any value of JSON.
+    """
+
+    def check(self, expected: Any) -> None:
+        """Raise InvalidParameter for an expected answer that no answer could be compared with; says what may stand
+        there.
+
+        Called for every item before anything is generated.
+        """
+
+    def score(self, text: str, expected: Any) -> Score:
+        """Judge an answer. An answer in which nothing is found to compare is wrong, and no error.
+
+        :param text: The whole answer, as the model wrote it: it may be empty, cut short, or anything else.
+        :param expected: What ``check`` let pass.
+        """
+
+    def examples(self) -> Sequence[ScoreExample]:
+        """Answers with their judgement, under the parameters of this scorer; under its defaults a right one and a wrong
+        one at least. The conformance kit holds the scorer to them."""
 
 
 @runtime_checkable

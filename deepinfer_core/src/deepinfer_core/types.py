@@ -287,3 +287,25 @@ class CommandSpec:
     """``module:attribute`` of a ``click.Command``; ``deepinfer_core.commands`` has the common options."""
     help: str
     """What it does, in one line."""
+
+
+@frozen
+class Score:
+    """What a scorer says of one answer."""
+
+    correct: bool
+    """Whether it is right."""
+    found: str | None
+    """What was taken from the text as the answer, for a person to look at; None: there is none in it."""
+
+
+@frozen
+class ScoreExample:
+    """An answer that a scorer judges in a known way."""
+
+    text: str
+    """The answer."""
+    expected: Any
+    """What the item expects."""
+    correct: bool
+    """How it is judged."""

@@ -41,7 +41,7 @@ def test_no_plugin_named_is_a_usage_error(tmp_path: Path) -> None:
     assert result.returncode == 4
     assert result.stderr == (
         "ERROR: the conformance kit needs the name of a plugin: one of --backend, --model, --sampler, --logits-filter, "
-        "--grammar, --extension\n\n"
+        "--grammar, --scorer, --extension\n\n"
     )
 
 
@@ -67,7 +67,8 @@ def test_unknown_level_is_refused(tmp_path: Path) -> None:
 
 
 def test_options_of_another_kind_are_refused(tmp_path: Path) -> None:
-    for option, value, wanted in (("checkpoint", ".", "--model"), ("params", "{}", "--sampler or --logits-filter")):
+    with_params = "--sampler or --logits-filter or --scorer"
+    for option, value, wanted in (("checkpoint", ".", "--model"), ("params", "{}", with_params)):
         result = run(tmp_path, KIT_NAME, "--backend", "cpu", f"--{option}", value)
         expected = f"ERROR: --{option} goes with {wanted}, and not with --backend\n\n"
         assert (result.returncode, result.stderr) == (4, expected)

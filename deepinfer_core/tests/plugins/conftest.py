@@ -16,9 +16,8 @@ from deepinfer_core.plugins.manager import PluginManager
 from deepinfer_core.plugins.record import PluginRecord
 from deepinfer_core.plugins.registry import Registry
 
-GROUPS = {
-    kind: f"deepinfer.{kind}s" for kind in ("backend", "model", "sampler", "grammar", "logits_filter", "extension")
-}
+KINDS = ("backend", "model", "sampler", "grammar", "logits_filter", "scorer", "extension")
+GROUPS = {kind: f"deepinfer.{kind}s" for kind in KINDS}
 
 BACKEND = """
 from deepinfer_core import hookimpl

@@ -47,7 +47,7 @@ def audit(context: click.Context, results: str, level: float, noise_seed: int) -
     found = check_uniformity(draws, level=level, noise_seed=noise_seed)
     logprobs, drafts = summarise(answers), acceptance(answers)
     if state.json:
-        from deepinfer_core.cli.results import json_line
+        from deepinfer_core.cli.json_lines import json_line
 
         sys.stdout.buffer.write(json_line(_record(draws, found, logprobs, drafts)))
     else:

@@ -96,7 +96,7 @@ def _report(error: DeepInferError, turn: int, *, as_json: bool) -> None:
 
 
 def _write_json(record: dict[str, object]) -> None:
-    from deepinfer_core.cli.results import json_line
+    from deepinfer_core.cli.json_lines import json_line
 
     sys.stdout.flush()
     sys.stdout.buffer.write(json_line(record))

@@ -311,7 +311,8 @@ def _view(llm: LLM, *, is_chat: bool, repeatable: bool) -> View:
 def _generate(
     run: Run, target: BufferedWriter | None, view: View, *, as_json: bool, stream: bool, headers: bool
 ) -> int:
-    from deepinfer_core.cli.results import OrderedWriter, Progress
+    from deepinfer_core.cli.progress import Progress
+    from deepinfer_core.cli.results import OrderedWriter
     from deepinfer_core.cli.streams import empty
     from deepinfer_core.interrupts import HeldInterrupt
 

@@ -19,6 +19,7 @@ _TRY = {
     "sampler": """echo '{{"prompt": "import os", "sampler": "{name}"}}' """ + _LINES,
     "logits_filter": """echo '{{"prompt": "import os", "logits_filters": "{name}"}}' """ + _LINES,
     "grammar": 'deepinfer generate --grammar-engine {name} --regex "yes|no" "import os"',
+    "scorer": "deepinfer eval score answers.jsonl --scorer {name}",
     "extension": "deepinfer --plugin {name} {command} --help",
 }
 """A first command with the plugin."""

@@ -75,7 +75,7 @@ def _named(run: Any) -> str:
 
 def _replay(llm: LLM, recorded: Results) -> list[Difference]:
     """The differences, in the order of the lines."""
-    from deepinfer_core.cli.results import Progress
+    from deepinfer_core.cli.progress import Progress
     from deepinfer_core.replay import compare
 
     run = llm.run(_inputs(recorded.requests))
@@ -114,7 +114,7 @@ def _inputs(requests: tuple[RecordedRequest, ...]) -> Iterator[PromptInput]:
 def _report(
     recorded: Results, differences: list[Difference], environment: list[str], llm: LLM, *, as_json: bool
 ) -> int:
-    from deepinfer_core.cli.results import json_line
+    from deepinfer_core.cli.json_lines import json_line
 
     answers = sum(len(request.answers) for request in recorded.requests)
     equal = answers - len(differences)

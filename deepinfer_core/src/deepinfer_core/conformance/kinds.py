@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-KINDS = ("backend", "model", "sampler", "logits_filter", "grammar", "extension")
+KINDS = ("backend", "model", "sampler", "logits_filter", "grammar", "scorer", "extension")
 COMMON = "common"
 """Folder of the tests of every kind."""
 LEVELS = ("smoke", "core", "full")

@@ -9,7 +9,7 @@ import pytest
 from deepinfer_core.conformance.kinds import DEFAULT_LEVEL, KINDS, LEVELS, option_of
 
 PREFIX = "conformance_"
-_ONLY_FOR = {"checkpoint": ("model",), "emulate": ("backend",), "params": ("sampler", "logits_filter")}
+_ONLY_FOR = {"checkpoint": ("model",), "emulate": ("backend",), "params": ("sampler", "logits_filter", "scorer")}
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -28,7 +28,11 @@ def add_options(parser: pytest.Parser) -> None:
             {"action": "store_const", "const": True, "help": "the backend's code on the processor, where it can"},
         ),
         ("--checkpoint", "checkpoint", {"metavar": "DIR", "help": "checkpoint of the model (the one that it ships)"}),
-        ("--params", "params", {"metavar": "JSON", "help": "parameters of the sampler or logits filter, as an object"}),
+        (
+            "--params",
+            "params",
+            {"metavar": "JSON", "help": "parameters of what is tested, as an object"},
+        ),
         ("--level", "level", {"choices": LEVELS, "default": DEFAULT_LEVEL, "help": "how much to test (core)"}),
         ("--report", "report", {"metavar": "FILE", "action": "append", "default": [], "help": "write .json or .html"}),
         (

@@ -80,6 +80,7 @@ from deepinfer_core.errors.usage import (
     InvalidPrompt,
     NotSupported,
     OutputError,
+    RunMismatch,
 )
 
 __all__ = [
@@ -132,6 +133,7 @@ __all__ = [
     "PluginLockError",
     "PluginMissing",
     "RequestFailed",
+    "RunMismatch",
     "ShapeContractError",
     "TokenizerError",
     "UnsupportedArch",

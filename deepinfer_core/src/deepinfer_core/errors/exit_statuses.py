@@ -12,7 +12,7 @@ EXIT_BACKEND = 3
 EXIT_MODEL = 4
 """The model, its configuration, its checkpoint or its tokenizer is wrong."""
 EXIT_MISMATCH = 5
-"""A result differs from its baseline."""
+"""A result differs from its baseline, or a run from the one whose file it wants to go on with."""
 EXIT_INTERNAL = 70
 """A fault of DeepInfer or of a plugin."""
 EXIT_OUTPUT = 74

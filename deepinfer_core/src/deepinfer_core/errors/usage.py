@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deepinfer_core.errors.base import DeepInferError
-from deepinfer_core.errors.exit_statuses import EXIT_OUTPUT, EXIT_USAGE
+from deepinfer_core.errors.exit_statuses import EXIT_MISMATCH, EXIT_OUTPUT, EXIT_USAGE
 
 
 class CommandUsageError(DeepInferError):
@@ -70,6 +70,17 @@ class BaselineError(DeepInferError, ValueError):
 
     code = "E_BASELINE"
     exit_status = EXIT_USAGE
+
+
+class RunMismatch(DeepInferError):
+    """A file of answers was begun by another run than the one that wants to go on with it; names what differs.
+
+    :cause: The data set, the model or a parameter is another one than when the file was begun.
+    :remedy: Give those of the file again, or another file to ``--out``: answers of two runs have no common score.
+    """
+
+    code = "E_RUN_MISMATCH"
+    exit_status = EXIT_MISMATCH
 
 
 class OutputError(DeepInferError):

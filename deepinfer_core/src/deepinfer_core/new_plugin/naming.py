@@ -22,6 +22,7 @@ KINDS = {
     "sampler": "sampler",
     "logits-filter": "logits_filter",
     "grammar": "grammar",
+    "scorer": "scorer",
     "extension": "extension",
 }
 """As typed -> as manifests, entry points and templates have it."""

@@ -32,7 +32,7 @@ class NamedPart:
 
 def sampler(value: object) -> NamedPart | None:
     """The row sampler of a request."""
-    return None if value is None else _part("sampler", value, value)
+    return None if value is None else named_part("sampler", value)
 
 
 def logits_filters(value: object) -> tuple[NamedPart, ...]:
@@ -43,6 +43,11 @@ def logits_filters(value: object) -> tuple[NamedPart, ...]:
     if len(listed) > MAX_FILTERS:
         raise refuse("logits_filters", value, f"at most {MAX_FILTERS} filters, each {_FORM}")
     return tuple(_part("logits_filters", item, value) for item in listed)
+
+
+def named_part(field_name: str, value: object) -> NamedPart:
+    """The plugin that ``value`` names, with its parameters. Raises InvalidParameter that names the field."""
+    return _part(field_name, value, value)
 
 
 def _part(field_name: str, item: object, value: object) -> NamedPart:

@@ -24,6 +24,7 @@ KIND_OF_GROUP = {
     "deepinfer.samplers": "sampler",
     "deepinfer.grammars": "grammar",
     "deepinfer.logits_filters": "logits_filter",
+    "deepinfer.scorers": "scorer",
     "deepinfer.extensions": "extension",
 }
 

@@ -13,7 +13,7 @@ import attrs
 
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import DeepInferError, HookReturnError, NotSupported, PluginConflict
-from deepinfer_core.interfaces import Backend, GrammarEngine, LogitsFilter, Model, RowSampler, Sampler
+from deepinfer_core.interfaces import Backend, GrammarEngine, LogitsFilter, Model, RowSampler, Sampler, Scorer
 from deepinfer_core.plugins.failure import plugin_failure
 from deepinfer_core.plugins.manager import PluginManager
 from deepinfer_core.plugins.record import PluginRecord
@@ -107,6 +107,11 @@ class Hooks:
         hook, config = "deepinfer_grammar_create", self.manager.config
         result = self._call(owner, hook, name=owner.name, tokenizer=tokenizer, vocab_size=vocab_size, config=config)
         return expect(result, GrammarEngine, hook=hook, owner=owner)  # type: ignore[type-abstract]
+
+    def scorer_create(self, owner: PluginRecord, params: Mapping[str, Any]) -> Scorer:
+        hook = "deepinfer_scorer_create"
+        result = self._call(owner, hook, name=owner.name, params=params)
+        return expect(result, Scorer, hook=hook, owner=owner)  # type: ignore[type-abstract]
 
     def scheduler_hints(
         self, owners: Sequence[PluginRecord], match: ModelMatch, backend: Backend, config: EngineConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-KINDS = ("backend", "model", "sampler", "grammar", "logits_filter", "extension")
+KINDS = ("backend", "model", "sampler", "grammar", "logits_filter", "scorer", "extension")
 
 
 @frozen

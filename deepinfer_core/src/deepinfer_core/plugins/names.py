@@ -19,6 +19,11 @@ FIRST_PARTY = {
     ("logits_filter", "top_n_sigma"): "deepinfer-samplers",
     ("extension", "bench"): "deepinfer-bench",
     ("extension", "verification"): "deepinfer-verify",
+    ("scorer", "exact_match"): "deepinfer-eval",
+    ("scorer", "numeric"): "deepinfer-eval",
+    ("scorer", "multiple_choice"): "deepinfer-eval",
+    ("scorer", "regex"): "deepinfer-eval",
+    ("extension", "eval"): "deepinfer-eval",
 }
 FIRST_PARTY_DISTRIBUTIONS = frozenset(FIRST_PARTY.values())
 _RESERVED_NAMES = {name for _, name in FIRST_PARTY}

@@ -8,4 +8,5 @@ REQUIRED_HOOKS = {
     "sampler": ("deepinfer_sampler_create",),
     "grammar": ("deepinfer_grammar_create",),
     "logits_filter": ("deepinfer_logits_filter_create",),
+    "scorer": ("deepinfer_scorer_create",),
 }

@@ -63,3 +63,10 @@ def deepinfer_grammar_create(tokenizer: Any, vocab_size: int) -> Any:
     from conformance_toys.engine import RegexEngine
 
     return RegexEngine(tokenizer, vocab_size)
+
+
+@hookimpl
+def deepinfer_scorer_create(params: Any) -> Any:
+    from conformance_toys.judge import WordCount
+
+    return WordCount(**params)

@@ -1,0 +1,1 @@
+"""Scorers: a class each, made of its parameters; none keeps anything of an answer."""
