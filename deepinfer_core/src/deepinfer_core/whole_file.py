@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,8 +16,15 @@ def write_whole(path: Path, text: str) -> None:
 
     It is on the disk when this returns. A process killed in the middle leaves no half file under any name, where the
     system can write a file that has none yet; elsewhere, and between two system calls, it leaves a ``.NAME.*.part``,
-    which :func:`remove_remains` removes. Raises OSError, and leaves nothing behind.
+    which :func:`remove_remains` removes. A link stays one, and the file that it names is written. A device, a pipe, and
+    what standard output or error goes to get the text as it is. Raises OSError, and leaves nothing behind.
     """
+    stream = _standard_stream(path)
+    if stream is not None or (path.exists() and not path.is_file()):
+        with open(path if stream is None else stream, "w", encoding="utf-8", closefd=stream is None) as target:
+            target.write(text)
+        return
+    path = Path(os.path.realpath(path))
     temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}{SUFFIX}"
     try:
         _write_new(temporary, text.encode("utf-8"))
@@ -30,10 +38,22 @@ def write_whole(path: Path, text: str) -> None:
 
 def remove_remains(path: Path) -> None:
     """Remove what writers of ``path`` left that were killed. Only for who knows that none is at work, by a lock."""
+    path = Path(os.path.realpath(path))
     before = f".{path.name}."
     for entry in os.listdir(path.parent):
         if entry.startswith(before) and entry.endswith(SUFFIX):
             os.unlink(path.parent / entry)
+
+
+def _standard_stream(path: Path) -> int | None:
+    """The descriptor of standard output or error that ``path`` is another name of, such as /dev/stdout; else None."""
+    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+        with suppress(OSError):
+            if os.path.samestat(os.stat(path), os.fstat(number)):
+                if stream is not None:
+                    stream.flush()  # what was printed before comes before
+                return number
+    return None
 
 
 def _write_new(path: Path, data: bytes) -> None:

@@ -203,7 +203,7 @@ def test_sweep_goes_on_where_it_was_and_prints_all_points(tmp_path, capsys):
     [
         (["decode", "--batch", "0"], "E_PARAM: batch is 0; allowed: an integer from 1 to 65536"),
         (["decode", "--batch", "x"], "E_USAGE: invalid value for '--batch': 'x' is not a valid integer"),
-        (["decode", "--drafts", "16"], "E_PARAM: drafts is 16; allowed: an integer from 0 to 15"),
+        (["decode", "--draft-tokens", "16"], "E_PARAM: draft_tokens is 16; allowed: an integer from 0 to 15"),
         (["sweep", "--out", "s", "--batches", "1,,2"], "E_PARAM: batches is '1,,2'; allowed: integers from 1 to 65536"),
         (["sweep", "--out", "s", "--prompts", "-1"], "E_PARAM: prompts is '-1'; allowed: integers from 1 to 16777216"),
         (["sweep"], "E_USAGE: missing option '--out'"),
@@ -213,6 +213,8 @@ def test_sweep_goes_on_where_it_was_and_prints_all_points(tmp_path, capsys):
         (["decode", "--csv", "."], "E_OUTPUT: cannot write ."),
         (["decode", "--text", "absent"], "E_INPUT: cannot read the text absent"),
         (["decode", "--model", "absent"], "E_MODEL_MISSING: no such folder: absent"),
+        (["sweep", "--out", ""], "E_PARAM: out is ''; allowed: the path of a folder"),
+        ([], "E_USAGE: deepinfer bench needs a command\n  reason: commands: decode, prefill, sweep"),
         (["walk"], "E_USAGE: no such command 'walk'"),
     ],
 )

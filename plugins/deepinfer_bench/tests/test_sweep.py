@@ -75,11 +75,13 @@ def test_interrupted_sweep_keeps_its_points_and_goes_on_behind_them(tmp_path):
     assert again.lines[0] == f"1 of 4 points are in {tmp_path} already"
 
 
-def test_finished_sweep_opens_no_engine(tmp_path):
+def test_finished_sweep_opens_no_engine_and_its_table_is_whole(tmp_path):
     Bed(tmp_path).run()
+    (tmp_path / "points.csv").unlink()
     again = Bed(tmp_path)
     again.run()
     assert (again.engines, again.measured) == ([], [])
+    assert (tmp_path / "points.csv").read_text().count("\n") == 5
 
 
 def test_grid_may_grow(tmp_path):

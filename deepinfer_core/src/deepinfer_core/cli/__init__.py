@@ -158,6 +158,10 @@ def _usage_error(exc: click.UsageError, arguments: Sequence[str]) -> CommandUsag
     else:  # an option without its value: click does not say whose
         path = " ".join(["deepinfer", *[word for word in arguments if word in COMMANDS][:1]])
     remedy = f"run: {path} --help"
+    if isinstance(exc, click.exceptions.NoArgsIsHelpError) and exc.ctx is not None:  # a group, typed alone
+        command = exc.ctx.command
+        names = command.list_commands(exc.ctx) if isinstance(command, click.Group) else []
+        return CommandUsageError(f"{path} needs a command", reason=f"commands: {', '.join(names)}", remedy=remedy)
     if isinstance(exc, click.NoSuchOption):
         params = exc.ctx.command.get_params(exc.ctx) if exc.ctx is not None else []
         known = [name for param in params for name in (*param.opts, *param.secondary_opts) if name.startswith("--")]

@@ -95,6 +95,7 @@ def _outputs(function: F) -> F:
 
 
 @click.group("bench")
+@common_options
 def bench() -> None:
     """Measure prefill and decode steps through the whole engine, on this machine.
 
@@ -102,7 +103,7 @@ def bench() -> None:
     """
 
 
-@bench.command("prefill")
+@bench.command("prefill", short_help="Measure how fast prompts are computed.")
 @_count("--batch", 1, 1, MOST["batch"], "Prompts of a round.")
 @_count("--prompt", 512, 1, MOST["prompt"], "Tokens of each prompt.")
 @_count("--rounds", 5, 1, MOST["rounds"], "Rounds that count.")
@@ -115,13 +116,13 @@ def prefill(context: click.Context, /, **options: Any) -> int:
 
     Exit status: 0 ok, 2 usage, 3 backend, 4 model, 74 output not written, 130 interrupted.
     """
-    return _one(context, "prefill", steps=0, drafts=0, **options)
+    return _one(context, "prefill", steps=0, draft_tokens=0, **options)
 
 
-@bench.command("decode")
+@bench.command("decode", short_help="Measure decode steps, and the prefill before them.")
 @_count("--batch", 8, 1, MOST["batch"], "Requests that decode together.")
 @_count("--prompt", 256, 1, MOST["prompt"], "Tokens of each prompt.")
-@_count("--drafts", 0, 0, MOST["drafts"], "Draft tokens of a step.")
+@_count("--draft-tokens", 0, 0, MOST["drafts"], "Draft tokens of a step.")
 @_count("--steps", 128, 1, MOST["steps"], "Decode steps that count.")
 @_count("--warm-up-rounds", 2, 0, MOST["rounds"], "Rounds of prompts before, at most.")
 @_outputs
@@ -135,12 +136,12 @@ def decode(context: click.Context, /, **options: Any) -> int:
     return _one(context, "decode", rounds=1, **options)
 
 
-@bench.command("sweep")
+@bench.command("sweep", short_help="Measure a grid of points into a folder.")
 @click.option("--batches", default="1,8", callback=_numbers(1, MOST["batch"]), metavar="N,...", help="Default 1,8.")
 @click.option(
     "--prompts", default="128,512", callback=_numbers(1, MOST["prompt"]), metavar="N,...", help="Default 128,512."
 )
-@click.option("--drafts", default="0", callback=_numbers(0, MOST["drafts"]), metavar="N,...", help="Default 0.")
+@click.option("--draft-tokens", default="0", callback=_numbers(0, MOST["drafts"]), metavar="N,...", help="Default 0.")
 @_count("--steps", 128, 1, MOST["steps"], "Decode steps that count, of each point.")
 @_count("--warm-up-rounds", 2, 0, MOST["rounds"], "Rounds of prompts before each point, at most.")
 @click.option("--out", metavar="DIR", required=True, help="Folder of the points; finished ones are not run again.")
@@ -148,7 +149,7 @@ def decode(context: click.Context, /, **options: Any) -> int:
 @_common
 @click.pass_context
 def sweep(context: click.Context, /, **options: Any) -> int:
-    """Measure every combination of batches, prompts and drafts. Run again, it goes on where it was cut short.
+    """Measure every combination of batches, prompts and draft tokens. Run again, it goes on where it was cut short.
 
     Each point is a file in DIR, written when it is finished; Ctrl-C loses the point that runs. No profiler runs, since
     the points behind it would be slower. Exit status: 0 ok, 1 some points failed, 2 usage, 3 backend, 4 model, 74

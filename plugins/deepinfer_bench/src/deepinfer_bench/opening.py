@@ -62,7 +62,7 @@ def require_fit(llm: LLM, shapes: Sequence[Shape], plan: Plan) -> None:
                 f"sequence has at most {built.max_model_len}",
                 reason=f"{plan.steps} steps, those before the window and those under the profiler, all with "
                 f"{1 + shape.draft_tokens} tokens a step at most",
-                remedy="lower --prompts, --steps or --drafts, or raise --max-model-len where the model allows it",
+                remedy="lower the prompt, --steps or --draft-tokens, or raise --max-model-len if the model allows it",
                 details={"tokens": each, "max_model_len": built.max_model_len},
             )
         blocks = shape.batch * -(-each // built.plan.block_size) + 1
@@ -82,7 +82,7 @@ def _no_room(llm: LLM, shape: Shape, tokens: int, blocks: int) -> CapacityError:
     return CapacityError(
         f"{shape.name}: {shape.batch} sequences of {tokens} tokens do not fit into the caches",
         reason=f"they hold {built.plan.tokens} tokens of {built.plan.max_num_seqs} sequences",
-        remedy=f"raise --kv-memory to about {mebibytes}MiB, or lower --batches, --prompts or --steps",
+        remedy=f"raise --kv-memory to about {mebibytes}MiB, or lower the batch, the prompt or --steps",
         details={"needed_blocks": blocks, "blocks": built.plan.num_blocks, "needed_bytes": needed},
     )
 

@@ -23,6 +23,7 @@ from deepinfer_bench.workload import Prompts, Shape, read_text, readable_ids, te
 from deepinfer_core import LLM
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import OutputError
+from deepinfer_core.parameters.values import refuse
 
 Tell = Callable[[str], None]
 
@@ -69,7 +70,7 @@ def run_point(
     """The report of ``bench prefill`` or ``bench decode``."""
     text = None if options["text"] is None else read_text(options["text"])
     plan = Plan(options["steps"], options["rounds"], options["warm_up_rounds"], profile_steps, options["gc_every"])
-    shape = Shape(options["batch"], options["prompt"], options["drafts"])
+    shape = Shape(options["batch"], options["prompt"], options["draft_tokens"])
     with session(config, [shape], plan, options["layers"], text, tell) as made:
         point = measure_point(made.bench, shape, made.prompts, plan, made.ceilings, tell)
         return made.report(command, plan, [point])
@@ -79,8 +80,10 @@ def run_grid(config: EngineConfig, options: Mapping[str, Any], tell: Tell) -> tu
     """The report of ``bench sweep`` with the points of all runs so far, and how many of this one's failed."""
     if options["plots"]:
         require_matplotlib()
+    if not options["out"]:
+        raise refuse("out", options["out"], "the path of a folder")
     plan = Plan(options["steps"], 1, options["warm_up_rounds"], 0, options["gc_every"])
-    shapes = grid(options["batches"], options["prompts"], options["drafts"])
+    shapes = grid(options["batches"], options["prompts"], options["draft_tokens"])
     layers, text = options["layers"], None if options["text"] is None else read_text(options["text"])
     with SweepFolder.opened(Path(options["out"]), shared(config, plan, layers, text)) as folder:
         try:

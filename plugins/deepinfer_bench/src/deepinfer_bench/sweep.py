@@ -86,7 +86,7 @@ class SweepFolder:
     def _take_up(self, plan: Mapping[str, Any]) -> None:
         file = self.path / PLAN
         if not file.exists():
-            others = sorted(entry.name for entry in self.path.iterdir() if entry.name != LOCK)
+            others = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
             if others:
                 raise CommandUsageError(
                     f"{self.path} holds {others[0]}, and no sweep",
@@ -118,6 +118,9 @@ class SweepFolder:
         """A point is finished. One that failed is written, and measured again by the next run."""
         write(self.path / f"{name}.json", as_json(report))
         self.reports[name] = report
+        self.write_table()
+
+    def write_table(self) -> None:
         write(self.path / TABLE, as_csv(self.points))
 
     @property
@@ -157,6 +160,7 @@ def run_sweep(
     kept = sum(shape.name in folder.reports for shape in shapes)
     if kept:
         tell(f"{kept} of {len(shapes)} points are in {folder.path} already")
+        folder.write_table()  # a run that was cut short may have left it behind the points
     for _, group in by_drafts(shapes):
         missing = [shape for shape in group if shape.name not in folder.reports]
         while missing:
