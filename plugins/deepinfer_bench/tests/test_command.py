@@ -184,6 +184,14 @@ def test_command_prints_one_json_object_and_writes_the_same(tmp_path, capsys):
     assert table.read_text().count("\n") == 2
 
 
+def test_figures_are_printed_although_their_file_cannot_be_written(capsys):
+    arguments = ["--prompt", "8", "--rounds", "1", "--warm-up-rounds", "0", "--no-profile", "--backend", "cpu"]
+    assert cli.main(["bench", "prefill", *arguments, "--out", "/dev/full"]) == 74
+    captured = capsys.readouterr()
+    assert "1 request of 8 tokens\n  prefill: step p50" in captured.out
+    assert "E_OUTPUT: cannot write /dev/full\n  reason: No space left on device" in captured.err
+
+
 def test_sweep_goes_on_where_it_was_and_prints_all_points(tmp_path, capsys):
     folder = str(tmp_path / "s")
     assert cli.main(["bench", "sweep", *GRID, "--out", folder, "--backend", "cpu"]) == 0

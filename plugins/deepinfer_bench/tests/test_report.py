@@ -50,7 +50,7 @@ def test_point_that_failed_is_in_the_schema_the_table_and_the_text():
     assert problems(json.loads(as_json(data))) == []
     [row] = csv.DictReader(as_csv([failed]).splitlines())
     assert (row["point"], row["tokens_per_s"], row["error"]) == ("b1-p8-k0", "", "the machine stopped")
-    assert as_text(data).endswith("1 requests of 8 tokens\n  failed: E_ENGINE: the machine stopped\n")
+    assert as_text(data).endswith("1 request of 8 tokens\n  failed: E_ENGINE: the machine stopped\n")
 
 
 def test_table_has_a_line_for_each_point_and_every_column():

@@ -170,8 +170,8 @@ def _one(context: click.Context, command: str, **options: Any) -> int:
     paths = {name: None if options[name] is None else Path(options[name]) for name in ("out", "table", "plots")}
     check_outputs(**paths)
     data = run_point(command, state.resolve(), options, PROFILED_STEPS if options["profile"] else 0, tell)
+    _print(state, data)  # first: a full disk does not cost what was measured
     write_outputs(data, **paths)
-    _print(state, data)
     return EXIT_OK
 
 

@@ -126,7 +126,7 @@ def _lines(data: Mapping[str, Any]) -> Iterator[str]:
 
 def _point(point: Mapping[str, Any]) -> Iterator[str]:
     drafts = f", {point['draft_tokens']} drafts" if point["draft_tokens"] else ""
-    yield f"{point['batch']} requests of {point['prompt_tokens']} tokens{drafts}"
+    yield f"{point['batch']} request{'' if point['batch'] == 1 else 's'} of {point['prompt_tokens']} tokens{drafts}"
     if point.get("error"):
         yield f"  failed: {point['error']['code']}: {point['error']['message']}"
         return
