@@ -84,6 +84,12 @@ def test_finished_sweep_opens_no_engine_and_its_table_is_whole(tmp_path):
     assert (tmp_path / "points.csv").read_text().count("\n") == 5
 
 
+def test_what_a_killed_run_left_is_no_hindrance_and_goes(tmp_path):
+    (tmp_path / ".sweep.json.1234abcd.part").write_text("half")
+    Bed(tmp_path).run()
+    assert not list(tmp_path.glob(".*.part"))
+
+
 def test_grid_may_grow(tmp_path):
     Bed(tmp_path).run()
     again = Bed(tmp_path)

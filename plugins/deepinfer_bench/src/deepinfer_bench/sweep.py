@@ -25,6 +25,7 @@ from deepinfer_bench.report import FORMAT, as_csv, as_json, write
 from deepinfer_bench.workload import Shape
 from deepinfer_core.cli.streams import unwritable
 from deepinfer_core.errors import CommandUsageError, ConfigError, DeepInferError, InvalidInputFile
+from deepinfer_core.whole_file import SUFFIX
 
 PLAN, TABLE, LOCK = "sweep.json", "points.csv", ".lock"
 
@@ -84,6 +85,8 @@ class SweepFolder:
             os.close(lock)
 
     def _take_up(self, plan: Mapping[str, Any]) -> None:
+        for left in self.path.glob(f".*{SUFFIX}"):  # of a run that was killed; the lock says that none is at work
+            left.unlink(missing_ok=True)
         file = self.path / PLAN
         if not file.exists():
             others = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
