@@ -3,7 +3,7 @@
     python benchmarks/decode.py [--batches 1,32] [--contexts 128,512,1024,1536] [--tokens 32] [--overlap on|off|both]
                                 [--json FILE]
     python benchmarks/decode.py --cut-down --backend cuda [--layers N] [--batches 1,8,64,256] [--drafts 0|5]
-                                [--graphs on|off|both] [--overlap on|off|both] [--json FILE]
+                                [--graphs on|off|both] [--overlap on|off|both] [--all-kernels] [--json FILE]
 
 For each batch size and context, prompts of that many random tokens are prefilled and ``--tokens`` more are generated,
 greedily, the end token ignored. A step is the time from the moment when every request has token j to the moment when
@@ -161,6 +161,7 @@ def main() -> None:
     parser.add_argument("--experts", type=int, default=384, help="routed experts of the cut-down model")
     parser.add_argument("--drafts", type=int, default=0, help="draft tokens of the cut-down model")
     parser.add_argument("--graphs", choices=("on", "off", "both"), default="on")
+    parser.add_argument("--all-kernels", action="store_true", help="also those that do not serve yet (unproven.py)")
     parser.add_argument("--mode", choices=("released", "exact"), default="released")
     parser.add_argument("--kv-memory", default="8GiB", help="of the cut-down model")
     args = parser.parse_args()

@@ -26,6 +26,7 @@ from deepinfer_core.errors import DeepInferError
 from deepinfer_v41.config import V41Config
 from deepinfer_v41.cut_down import LEAST_LAYERS, cut_down, write_model
 from deepinfer_v41.weights.table import tensor_table
+from device_bench.in_use import kernels_in_use
 from device_bench.machine import machine
 
 RESERVED_BYTES = 24 << 30
@@ -155,6 +156,12 @@ _NO_TIMES = ("steps", "overlapped_steps", "prefill_tokens", "decode_tokens")
 
 def run(args: Any, tell: Callable[[str], None] = print) -> dict[str, Any]:
     """All rows of the options of ``benchmarks/decode.py --cut-down``."""
+    with kernels_in_use(args.backend, every=args.all_kernels) as idle:
+        tell(f"kernels that do not serve: {', '.join(idle) or 'none'}")
+        return _run(args, tell) | {"not_in_use": idle}
+
+
+def _run(args: Any, tell: Callable[[str], None]) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()

@@ -18,6 +18,7 @@ from deepinfer_native.reference_pack import Geometry, Row, pack_decode, pack_pre
 from deepinfer_v41.cut_down import LEAST_LAYERS
 from deepinfer_v41.floors import Work, floors
 from device_bench.decode import memory, open_model
+from device_bench.in_use import kernels_in_use
 from device_bench.machine import machine
 
 BLOCK, EXPERTS = 128, 384
@@ -102,6 +103,12 @@ class Layers:
 
 def run(args: Any, tell: Callable[[str], None] = print) -> dict[str, Any]:
     """All rows of ``benchmarks/layer.py``."""
+    with kernels_in_use(args.backend, every=args.all_kernels) as idle:
+        tell(f"kernels that do not serve: {', '.join(idle) or 'none'}")
+        return _run(args, tell) | {"not_in_use": idle}
+
+
+def _run(args: Any, tell: Callable[[str], None]) -> dict[str, Any]:
     ceilings = measure_ceilings()
     tell(f"copy {ceilings.copy / 1e12:.2f} TB/s, bf16 {ceilings.bf16 / 1e12:.0f} TFLOP/s")
     rows: list[dict[str, Any]] = []

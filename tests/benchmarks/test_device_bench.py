@@ -149,7 +149,7 @@ def test_decode_benchmark_reports_every_way_to_run(small: None) -> None:
 
     options = argparse.Namespace(
         layers=6, experts=8, backend="cpu", drafts=0, batches=[1, 3], contexts=[40], kv_memory="64MiB", mode="released",
-        graphs="both", overlap="both", tokens=2,
+        graphs="both", overlap="both", tokens=2, all_kernels=False,
     )  # fmt: skip
     lines: list[str] = []
     report = run(options, lines.append)
@@ -176,7 +176,9 @@ def test_layer_benchmark_reports_each_kind(small: None, monkeypatch: pytest.Monk
     monkeypatch.setattr(layers, "measure", timed)
     monkeypatch.setattr(layers, "measure_ceilings", lambda: Ceilings(4e12, 7e14))
     monkeypatch.setattr(layers, "EXPERTS", 8)
-    report = layers.run(argparse.Namespace(backend="cpu", batches=[1, 3], context=200, prefill=64), lambda line: None)
+    report = layers.run(
+        argparse.Namespace(backend="cpu", batches=[1, 3], context=200, prefill=64, all_kernels=False), lambda line: None
+    )
     assert len(report["rows"]) == 3 * 6
     assert {row["phase"] for row in report["rows"]} == {"decode", "prefill"}
     for row in report["rows"]:

@@ -40,7 +40,7 @@ def unpacked_codes(w: PreparedWeight) -> Tensor:
 def factors(w: PreparedWeight) -> Tensor:
     """Scale times missing bias as two equal bf16 in a word: uint32 ``[(G) out / 32, in / 32]``."""
     if w.scales is None:  # a plain weight: never read, but of the shape that the kernel was told
-        return torch.zeros(w.size[:-1].numel() // 32, w.inputs // 32, dtype=torch.uint32, device=w.device)
+        return torch.zeros(-(-w.size[:-1].numel() // 32), w.inputs // 32, dtype=torch.uint32, device=w.device)
     half = (w.scales.flatten(0, -2).to(torch.int32) + BIAS) << 7
     return (half | (half << 16)).view(torch.uint32)
 

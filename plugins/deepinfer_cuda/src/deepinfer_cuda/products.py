@@ -1,4 +1,4 @@
-"""Which kernel multiplies: our own for few rows, the library's for many; and the memory that ours works in.
+"""Which kernel multiplies: our own for few rows, the library's for many.
 
 Both operands are exact in bf16, so the choice changes the order of a sum and nothing else. The library changes its
 order with the number of rows; where a row's bits must not depend on its batch (``SETTINGS.batch_invariant``), our
@@ -15,13 +15,13 @@ from torch import Tensor
 
 from deepinfer_cuda import packing
 from deepinfer_cuda.tensors import PreparedWeight
-from deepinfer_cuda.tl.dense import COUNTERS, STEP, WORKSPACE, dense_rows
-from deepinfer_cuda.workspace import workspace
+from deepinfer_cuda.tl.dense import STEP, dense_rows
 
 BLOCKS = 200
 """Blocks that a product should have at least, for 132 multiprocessors. A constant: the order of a sum must not depend
 on the device it runs on."""
-MOST_SPLITS = 20
+MOST_SPLITS = 8
+"""Blocks of a cluster that every device takes."""
 TILES_OF_ROWS = (8, 16, 32, 64)
 FEW_ROWS = 16
 """Up to this many rows our kernel is ahead of the library's."""
@@ -53,10 +53,10 @@ class Cut:
 @lru_cache(maxsize=256)
 def cut_of(outputs: int, inputs: int, groups: int = 1) -> Cut | None:
     """How ``groups`` weights of this shape are cut, or None where our kernel does not take them."""
-    if outputs % 64 or inputs % STEP:
+    if outputs % (64 if groups > 1 else 8) or inputs % STEP:
         return None
     tile = 128 if outputs % 128 == 0 and groups * outputs // 128 >= BLOCKS else 64
-    tiles, steps = groups * outputs // tile, inputs // STEP
+    tiles, steps = -(-groups * outputs // tile), inputs // STEP
     allowed = [n for n in range(1, min(steps, MOST_SPLITS) + 1) if steps % n == 0]
     return Cut(tile, min((n for n in allowed if tiles * n >= BLOCKS), default=allowed[-1]))
 
@@ -101,11 +101,7 @@ def few_rows(x: Tensor, w: PreparedWeight, cut: Cut, y: Tensor, groups: int = 1)
         groups=groups,
         **pipeline(cut.tile, tile, codes),
     )
-    space = workspace(x.device)
-    partial = space.partial(cut.tile, tile)
-    most = rows_at_once(cut, groups * w.outputs, tile)
-    for begin in range(0, rows, most):
-        launch(x[begin : begin + most], weight, factors, partial, space.counters, y[begin : begin + most])
+    launch(x, weight, factors, y)
 
 
 def pipeline(tile: int, rows: int, codes: bool) -> dict[str, int]:
@@ -113,14 +109,6 @@ def pipeline(tile: int, rows: int, codes: bool) -> dict[str, int]:
     if codes and tile == 64 and rows <= 16:
         return {"stages": 5, "blocks": 3}
     return {"stages": 4 if rows <= 32 or (codes and tile == 64) else 3, "blocks": 2}
-
-
-def rows_at_once(cut: Cut, outputs: int, tile: int) -> int:
-    """Rows of one launch: as many as partial sums and counters have room for."""
-    if cut.splits == 1:
-        return 1 << 30
-    tiles = outputs // cut.tile
-    return max(1, min(WORKSPACE // (cut.splits * outputs * tile), COUNTERS // tiles)) * tile
 
 
 def many_rows(x: Tensor, w: PreparedWeight, dtype: torch.dtype, out: Tensor | None) -> Tensor:

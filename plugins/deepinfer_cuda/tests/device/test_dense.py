@@ -51,10 +51,11 @@ def test_dense_of_an_fp8_weight_equals_fp64(cuda, outputs, inputs, rows):
         assert torch.equal(out, again)
 
 
+@pytest.mark.parametrize("outputs", [384, 32, 72])
 @pytest.mark.parametrize("rows", [1, 7, 64, 129])
-def test_dense_of_a_plain_weight_in_fp32_equals_fp64(cuda, rows):
+def test_dense_of_a_plain_weight_in_fp32_equals_fp64(cuda, invariant, rows, outputs):
     g = draw(51 + rows)
-    plain, x = samples.normal(g, 384, 5120), samples.normal(g, rows, 5120)
+    plain, x = samples.normal(g, outputs, 5120), samples.normal(g, rows, 5120)
     y = dense(x.to(cuda), prepare_weight("gate", plain.to(cuda)), out_dtype=torch.float32)
     assert y.dtype == torch.float32
     assert distance(y, x.double() @ plain.double().t()) < LIMIT[torch.float32]

@@ -36,7 +36,7 @@ def dense(
     if acc is not None:
         y = _product(rows, w, torch.float32, None).add_(acc.reshape(-1, w.outputs))
         return out.copy_(y.view(shape)) if out is not None else y.view(shape).to(dtype)
-    whole = out.view(-1, w.outputs) if out is not None and out.is_contiguous() else None
+    whole = out.view(-1, w.outputs) if out is not None and _is_whole(out) else None
     y = _product(rows, w, dtype, whole)
     if out is None:
         return y.view(shape)
@@ -60,6 +60,11 @@ def _fits(shape: tuple[int, ...], out_dtype: torch.dtype | None, out: Tensor | N
     if out is not None and (out.shape != shape or out.dtype not in ((out_dtype,) if out_dtype else RESULTS)):
         return False
     return acc is None or (acc.shape == shape and acc.dtype == torch.float32)
+
+
+def _is_whole(out: Tensor) -> bool:
+    """Whether a kernel can write ``out`` as it lies, 16 bytes at a time."""
+    return out.is_contiguous() and out.data_ptr() % 16 == 0
 
 
 def _product(x: Tensor, w: PreparedWeight, dtype: torch.dtype, out: Tensor | None) -> Tensor:
@@ -87,7 +92,7 @@ def einsum_heads(a: Any, w: Any, *, out_fp8: bool = False, out: Tensor | None = 
     shape = (x.shape[0], w.shape[0], w.outputs)
     if out is not None and (out.shape != shape or out.dtype != torch.bfloat16):
         return plain_op("gemm.einsum_heads")(a, w, out_fp8=out_fp8, out=out)
-    whole = out is not None and out.is_contiguous()
+    whole = out is not None and _is_whole(out)
     y = out if out is not None and whole else torch.empty(shape, dtype=torch.bfloat16, device=x.device)
     if x.shape[0]:
         cut = products.takes(w, x.shape[0])

@@ -14,7 +14,6 @@ from deepinfer_cuda.tensors import QuantTensor
 from deepinfer_cuda.tl.parts.row_layout import CHUNK
 from deepinfer_cuda.tl.store.dequantise import dequantise
 from deepinfer_cuda.weights import prepared
-from deepinfer_cuda.workspace import reserve
 
 WIDTHS = (512, 256, 128, 64, 32)
 """Pieces that long rows are cut into, best first."""
@@ -115,7 +114,6 @@ def prepare_weight(name: str, w: Any, sf: Any = None, *, use: str = "dense") -> 
     if found is None:
         return plain_op("quant.prepare_weight")(name, w, sf, use=use)
     if found.device.type == "cuda":
-        reserve(found.device)
         products.keep_packed(found)
         grouped.keep_packed(found)
     return found

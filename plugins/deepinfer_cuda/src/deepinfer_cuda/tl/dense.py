@@ -3,11 +3,14 @@
 The matrix units compute the transpose: 64 outputs of the weight by as many rows as there are, so that one row costs
 little more than the bytes of the weight. FP8 weights are stored in the order of the register operand (``packed``), are
 copied to shared memory as they are and become bf16 in registers. The inputs are cut into ``splits`` at places that
-depend on the weight's shape alone; partial sums are added in order by the block that arrives last. So a row's bits do
-not depend on how many rows there are, nor on the tile that was chosen for them.
+depend on the weight's shape alone; the blocks of a cut are a cluster, and each adds up its share of the outputs from
+the shared memory of all of them, in order. So a row's bits do not depend on how many rows there are, nor on the tile
+that was chosen for them.
+
+A launch begins while the one before still runs (programmatic dependent launch): one warp fills the stages with the
+weight, and waits for the other kernel only where it comes to the rows.
 """
 
-import functools
 from importlib.resources import files
 from typing import Any
 
@@ -20,10 +23,10 @@ STEP = 128
 """Inputs a pipeline stage holds."""
 ALIGNED = 32
 """Words that places of the copy engine in shared memory are apart at least; those behind the wanted ones are unused."""
-WORKSPACE = 1 << 23
-"""fp32 values of partial sums that a product may have."""
-COUNTERS = 1 << 12
-REGISTERS = 65536
+COPIERS = 32
+_OPTIONS = {"tl.disable_safe_memory_legalize": True, "tl.disable_warp_specialized": True}
+"""All that could pass an end goes through the copy engine, which stops there by itself. The roles of the warps are
+written out below."""
 
 CASES = [
     {"outputs": 1792, "inputs": 5120, "tile": 64, "rows": 8, "splits": 8, "fmt": "e4m3", "out": "bfloat16"},
@@ -38,12 +41,12 @@ CASES = [
         "stages": 3,
     },
     {"outputs": 256, "inputs": 256, "tile": 64, "rows": 8, "splits": 1, "fmt": "e4m3", "out": "bfloat16"},
-    {"outputs": 384, "inputs": 5120, "tile": 64, "rows": 8, "splits": 20, "fmt": "bf16", "out": "float32"},
+    {"outputs": 384, "inputs": 5120, "tile": 64, "rows": 8, "splits": 8, "fmt": "bf16", "out": "float32"},
 ]
 
 
 def by_row(shape: tuple[int, int]) -> Any:
-    """The register operand of 16 x 16 pieces: a thread has two neighbours of rows g and g + 8, twice."""
+    """Sums, and the register operand of 16 x 16 pieces: a thread has two neighbours of rows g and g + 8, twice."""
     return T.Fragment(
         shape,
         forward_thread_fn=lambda i, j: i // 16 * 32 + i % 8 * 4 + j % 8 // 2,
@@ -51,19 +54,7 @@ def by_row(shape: tuple[int, int]) -> Any:
     )
 
 
-def consumer_registers(threads: int, blocks: int) -> int:
-    """Registers of a computing thread where ``blocks`` of ``threads`` + 128 that load share a multiprocessor."""
-    launched = REGISTERS // (blocks * (threads + 128)) // 8 * 8
-    return min(240, (launched * (threads + 128) - 24 * 128) // threads // 8 * 8)
-
-
-def in_order(terms: list[Any]) -> Any:
-    """The sum of ``terms``, from the first to the last."""
-    return functools.reduce(lambda total, term: total + term, terms)
-
-
-# All that could pass an end goes through the copy engine, which stops there by itself.
-@kernel(cases=CASES, pass_configs={"tl.disable_safe_memory_legalize": True})
+@kernel(cases=CASES, pass_configs=_OPTIONS)
 def dense_rows(
     *,
     outputs: int,
@@ -80,67 +71,114 @@ def dense_rows(
     """``x`` bf16 ``[M, inputs]`` times a weight of ``outputs``, ``tile`` of them and ``rows`` rows a block.
 
     Of ``groups`` weights, each has its inputs and outputs beside those of the others.
+
+    :param outputs: of one weight any multiple of 8, of ``groups`` or of codes whole tiles.
+    :param splits: pieces of the inputs, at most 8: the blocks of a cluster.
     """
     count = T.dynamic("count")
-    span, threads, tiles = inputs // splits, tile * 2, groups * outputs // tile
+    span, threads, tiles = inputs // splits, tile * 2, -(-groups * outputs // tile)
     codes, all_outputs = fmt == "e4m3", groups * outputs
     stored = (all_outputs // 16, inputs // 32, 128) if codes else (all_outputs, inputs)
+    steps = span // STEP
+    held = min(stages, steps)
+    chunks = STEP // 32
+    cluster = (1, splits, 1) if splits > 1 else None
+
+    @T.macro
+    def load_weight(weight, factors, packed, scales, full, s, bn, at):
+        if codes:
+            top = bn * (tile // 16)
+            T.tma_copy(
+                weight[top : top + tile // 16, at // 32 : at // 32 + chunks, :], packed[s, :, :, :], barrier=full[s]
+            )
+            block = bn * (tile // 32)
+            T.tma_copy(
+                factors[block : block + ALIGNED // chunks, at // 32 : at // 32 + chunks],
+                scales[s, :, :],
+                barrier=full[s],
+            )
+        else:
+            T.tma_copy(weight[bn * tile : bn * tile + tile, at : at + STEP], packed[s, :, :], barrier=full[s])
 
     @T.prim_func
     def dense_rows(
         x: T.Tensor((count, groups * inputs), "bfloat16"),
         weight: T.Tensor(stored, "uint32" if codes else "bfloat16"),
-        factors: T.Tensor((all_outputs // 32, inputs // 32), "uint32"),
-        partial: T.Tensor((WORKSPACE // (tile * rows), tile, rows), "float32"),
-        counters: T.Tensor((COUNTERS,), "int32"),
+        factors: T.Tensor((-(-all_outputs // 32), inputs // 32), "uint32"),
         y: T.Tensor((count, all_outputs), out),
     ):
-        with T.Kernel(tiles, splits, T.ceildiv(count, rows), threads=threads, prelude=PRODUCTS) as (bn, bs, bm):
+        with T.Kernel(
+            tiles, splits, T.ceildiv(count, rows), threads=threads + COPIERS, cluster_dims=cluster, prelude=PRODUCTS
+        ) as (bn, bs, bm):
             T.annotate_min_blocks_per_sm(blocks)
-            T.annotate_producer_reg_dealloc(24)
-            T.annotate_consumer_reg_alloc(consumer_registers(threads, blocks))
             thread = T.get_thread_binding()
-            xs = T.alloc_shared((rows, STEP), "bfloat16")
-            ys = T.alloc_shared((rows, tile), out)
-            total = T.alloc_fragment((tile, rows), "float32")
-            last = T.alloc_local((1,), "int32")
+            xs = T.alloc_shared((max(held, tile // 64), rows, STEP), "bfloat16")  # the sums lie here afterwards
             if codes:
-                packed = T.alloc_shared((tile // 16, STEP // 32, 128), "uint32")
-                scales = T.alloc_shared((ALIGNED // (STEP // 32), STEP // 32), "uint32")
-                operand = T.alloc_fragment((tile, STEP), "bfloat16")
-                T.annotate_layout({operand: by_row((tile, STEP))})
+                packed = T.alloc_shared((held, tile // 16, chunks, 128), "uint32")
             else:
-                ws = T.alloc_shared((tile, STEP), "bfloat16")
-            T.clear(total)
-            for step in T.Pipelined(span // STEP, num_stages=stages):
-                at = bs * span + step * STEP
-                T.copy(x[bm * rows, bn // (outputs // tile) * inputs + at], xs)
+                packed = T.alloc_shared((held, tile, STEP), "bfloat16")
+            scales = T.alloc_shared((held, ALIGNED // chunks, chunks), "uint32")
+            full = T.alloc_barrier([COPIERS] * held)
+            empty = T.alloc_barrier([threads] * held)
+            T.pdl_trigger()
+            if thread >= threads:
+                for k in T.serial(held):
+                    load_weight(weight, factors, packed, scales, full, k, bn, bs * span + k * STEP)
+                T.pdl_sync()
+                for k in T.serial(steps):
+                    s = k % held
+                    at = bs * span + k * STEP
+                    if k >= held:
+                        T.mbarrier_wait_parity(empty[s], (k // held + 1) % 2)
+                        load_weight(weight, factors, packed, scales, full, s, bn, at)
+                    left = (bn * tile // outputs * inputs if groups > 1 else 0) + at
+                    T.tma_copy(x[bm * rows : bm * rows + rows, left : left + STEP], xs[s, :, :], barrier=full[s])
+                    T.mbarrier_arrive(full[s])
+            else:
+                total = T.alloc_fragment((tile, rows), "float32")
+                T.annotate_layout({total: by_row((tile, rows))})
                 if codes:
-                    T.copy(weight[bn * (tile // 16), at // 32, 0], packed)
-                    T.copy(factors[bn * (tile // 32), at // 32], scales)
-                    T.call_extern(
-                        "handle",
-                        f"di_unpack_e4m3<{STEP // 32}>",
-                        T.access_ptr(operand[0, 0], "w", tile, STEP),
-                        T.access_ptr(packed[thread // 32, 0, thread % 32 * 4], "r", STEP // 32 * 128),
-                        T.access_ptr(scales[thread // 64, 0], "r", STEP // 32),
-                    )
-                    T.gemm(operand, xs, total, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-                else:
-                    T.copy(weight[bn * tile, at], ws)
-                    T.gemm(ws, xs, total, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-            if splits > 1:
-                place = bm * tiles + bn
-                T.copy(total, partial[place * splits + bs, :, :])
-                last[0] = T.call_extern(
-                    "int32", f"di_arrive<{threads}, {splits}>", T.access_ptr(counters[place], "rw", 1), thread
+                    operand = T.alloc_fragment((tile, STEP), "bfloat16")
+                    T.annotate_layout({operand: by_row((tile, STEP))})
+                T.clear(total)
+                T.pdl_sync()
+                for k in T.serial(steps):
+                    s = k % held
+                    T.mbarrier_wait_parity(full[s], k // held % 2)
+                    if codes:
+                        T.call_extern(
+                            "handle",
+                            f"di_unpack_e4m3<{chunks}>",
+                            T.address_of(operand[0, 0]),
+                            T.address_of(packed[s, thread // 32, 0, thread % 32 * 4]),
+                            T.address_of(scales[s, thread // 64, 0]),
+                        )
+                        T.gemm(operand, xs[s, :, :], total, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+                    else:
+                        T.gemm(packed[s, :, :], xs[s, :, :], total, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+                    T.mbarrier_arrive(empty[s])
+                T.sync_threads(1, threads)
+                T.call_extern(
+                    "handle",
+                    f"di_keep_sums<{tile}, {rows}>",
+                    T.address_of(total[0, 0]),
+                    T.address_of(xs[0, 0, 0]),
+                    thread,
                 )
-                if last[0] == 0:
-                    T.thread_return()
-                for i, j in T.Parallel(tile, rows):
-                    total[i, j] = in_order([partial[place * splits + s, i, j] for s in range(splits)])
-            for i, j in T.Parallel(tile, rows):
-                ys[j, i] = total[i, j]
-            T.copy(ys, y[bm * rows, bn * tile])
+                if splits == 1:
+                    T.sync_threads(1, threads)
+            if splits > 1:
+                T.cluster_arrive()
+                T.cluster_wait()
+            if thread < threads:
+                kind = "float" if out == "float32" else "__nv_bfloat16"
+                T.call_extern(
+                    "handle", f"di_add_pieces<{tile}, {rows}, {splits}, {threads}, {kind}>", T.address_of(xs[0, 0, 0]),
+                    T.address_of(y[bm * rows, bn * tile]), all_outputs, count - bm * rows, all_outputs - bn * tile,
+                    bs, thread,
+                )  # fmt: skip
+            if splits > 1:
+                T.cluster_arrive()
+                T.cluster_wait()  # others still read the sums of this block
 
     return dense_rows

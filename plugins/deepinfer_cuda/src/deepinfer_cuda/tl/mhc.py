@@ -12,7 +12,6 @@ from typing import Any
 import tilelang.language as T
 
 from deepinfer_cuda.jit import kernel
-from deepinfer_cuda.tl.dense import consumer_registers
 
 STREAMS = files(f"{__package__}.parts").joinpath("streams.cuh").read_text(encoding="utf-8")
 SLICE = 64
@@ -20,6 +19,8 @@ SLICE = 64
 PARTS = 3
 LANES = 32
 """Columns of a part of the matrix, and values of a row's partial result: the logits, then the sum of squares."""
+REGISTERS = 65536
+"""Of a multiprocessor."""
 
 
 def groups_of(slices: int) -> int:
@@ -30,6 +31,12 @@ def groups_of(slices: int) -> int:
 def threads_of(width: int) -> int:
     """Threads of a block where each has eight positions; 0: none fits."""
     return next((n for n in (128, 64, 32) if width % (8 * n) == 0), 0)
+
+
+def consumer_registers(threads: int, blocks: int) -> int:
+    """Registers of a computing thread where ``blocks`` of ``threads`` + 128 that load share a multiprocessor."""
+    launched = REGISTERS // (blocks * (threads + 128)) // 8 * 8
+    return min(240, (launched * (threads + 128) - 24 * 128) // threads // 8 * 8)
 
 
 @kernel(

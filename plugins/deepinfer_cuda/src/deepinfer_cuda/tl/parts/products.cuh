@@ -1,6 +1,7 @@
 // Parts of products whose weight is stored in the order in which the matrix units read it from registers.
 #ifndef DEEPINFER_PRODUCTS_CUH
 #define DEEPINFER_PRODUCTS_CUH
+#include <cuda_bf16.h>
 #include <stdint.h>
 
 #define DI_PRODUCTS static __device__ __forceinline__
@@ -30,19 +31,63 @@ DI_PRODUCTS void di_unpack_e4m3(void* fragment, const void* codes, const void* f
   }
 }
 
-// Counts a block's arrival; 1 in the last of BLOCKS, which then sees what all of them wrote. It leaves the counter at 0.
-template <int THREADS, int BLOCKS>
-DI_PRODUCTS int di_arrive(void* counter, int thread) {
-  __shared__ int is_last;
-  __threadfence();
-  asm volatile("bar.sync 7, %0;" ::"n"(THREADS) : "memory");
-  if (thread == 0) {
-    int* arrived = reinterpret_cast<int*>(counter);
-    is_last = atomicAdd(arrived, 1) == BLOCKS - 1;
-    if (is_last) *arrived = 0;
+// The accumulators of a warp, 16 outputs by ROWS, as [ROWS, TILE] in shared memory.
+template <int TILE, int ROWS>
+DI_PRODUCTS void di_keep_sums(const void* fragment, void* sums_, int thread) {
+  const float* total = reinterpret_cast<const float*>(fragment);
+  const int lane = thread % 32;
+  float* sums = reinterpret_cast<float*>(sums_) + thread / 32 * 16 + lane / 4 + lane % 4 * 2 * TILE;
+#pragma unroll
+  for (int i = 0; i < ROWS / 2; ++i) sums[(i / 4 * 8 + i % 2) * TILE + i / 2 % 2 * 8] = total[i];
+}
+
+DI_PRODUCTS float4 di_load_piece(uint32_t at, uint32_t rank) {
+  uint32_t place;
+  float4 v;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(place) : "r"(at), "r"(rank));
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(place)
+               : "memory");
+  return v;
+}
+
+DI_PRODUCTS void di_put4(float* y, float4 v) { *reinterpret_cast<float4*>(y) = v; }
+DI_PRODUCTS void di_put4(__nv_bfloat16* y, float4 v) {
+  __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(v.x, v.y), __floats2bfloat162_rn(v.z, v.w)};
+  *reinterpret_cast<uint2*>(y) = *reinterpret_cast<uint2*>(pairs);
+}
+
+// sums: [ROWS, TILE] in the shared memory of each of PIECES blocks. Block `rank` adds up and writes its share, in the
+// order of the pieces; rows from `count` and columns from `width` on are not there.
+template <int TILE, int ROWS, int PIECES, int THREADS, typename T>
+DI_PRODUCTS void di_add_pieces(const void* sums, void* y_, int pitch, int count, int width, int rank,
+                               int thread) {
+  constexpr int FOURS = TILE * ROWS / 4, SHARE = (FOURS + PIECES - 1) / PIECES;
+  T* y = reinterpret_cast<T*>(y_);
+  const uint32_t base = static_cast<uint32_t>(__cvta_generic_to_shared(sums));
+  for (int i = thread; i < SHARE; i += THREADS) {
+    const int four = (PIECES == 1 ? 0 : rank * SHARE) + i;
+    const int row = four / (TILE / 4), column = four % (TILE / 4) * 4;
+    if (four >= FOURS || row >= count) break;
+    if (column >= width) continue;
+    float4 total;
+    if (PIECES == 1) {
+      total = reinterpret_cast<const float4*>(sums)[four];
+    } else {
+      float4 piece[PIECES];
+#pragma unroll
+      for (int p = 0; p < PIECES; ++p) piece[p] = di_load_piece(base + four * 16, p);
+      total = piece[0];
+#pragma unroll
+      for (int p = 1; p < PIECES; ++p) {
+        total.x += piece[p].x;
+        total.y += piece[p].y;
+        total.z += piece[p].z;
+        total.w += piece[p].w;
+      }
+    }
+    di_put4(y + static_cast<int64_t>(row) * pitch + column, total);
   }
-  asm volatile("bar.sync 7, %0;" ::"n"(THREADS) : "memory");
-  if (is_last) __threadfence();
-  return is_last;
 }
 #endif
