@@ -5,7 +5,7 @@ import pytest
 import torch
 from samplers_step import sampler_inputs
 
-from deepinfer_samplers import ranking
+from deepinfer_samplers import ranking, shortcuts
 from deepinfer_samplers.canonical import CanonicalSampler
 from deepinfer_samplers.draw import draw
 from deepinfer_samplers.filters import process
@@ -81,3 +81,26 @@ def test_sample_that_needs_the_distribution_does_not_choose_in_one_launch(asked)
     assert "choose" not in ops.calls
     np.testing.assert_array_equal(got.sampled_ids, expected.sampled_ids)
     np.testing.assert_array_equal(got.sampled_logprob, expected.sampled_logprob)
+
+
+def test_arrays_that_are_sent_together_arrive_as_they_are():
+    arrays = [
+        np.arange(3, dtype=np.float32),
+        np.arange(10, dtype=np.int64)[::2],
+        np.zeros(0, np.int64),
+        np.array([2**62, -1], np.int64),
+        np.array([0.5], np.float32),
+    ]
+    sent = []
+
+    def send(packed):
+        sent.append(torch.from_numpy(packed.copy()))
+        return sent[-1]
+
+    there = shortcuts.sent_together(arrays, send)
+    assert len(sent) == 1
+    for array, tensor in zip(arrays, there, strict=True):
+        assert tensor.storage_offset() * tensor.element_size() % 16 == 0
+        assert tensor.dtype == torch.from_numpy(array[:0]).dtype
+        assert np.array_equal(tensor.numpy(), array)
+    assert shortcuts.sent_together([], send) == []

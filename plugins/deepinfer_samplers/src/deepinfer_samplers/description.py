@@ -8,7 +8,7 @@ choice has 0, or those of the model's own distribution before any step of 2.2. S
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -56,11 +56,17 @@ def describe(
     """
     device, n = rows.logits.device, len(rows)
     tokens = tokens.long()
-    chosen = tokens == rows.best
-    logprobs = torch.zeros(n, device=device).masked_fill_(~chosen, float("-inf"))
-    if distribution is not None:
-        index = shortcuts.upload(drawn, device)
-        logprobs[index] = distribution.logprobs(tokens[index])
+    index: Any = None
+    if distribution is not None and len(drawn) == n:
+        index = slice(None)
+        logprobs = distribution.logprobs(tokens)
+    else:
+        logprobs = torch.zeros(n, device=device)
+        if tokens is not rows.best:  # which are certain: probability 1
+            logprobs.masked_fill_(tokens != rows.best, float("-inf"))
+        if distribution is not None:
+            index = shortcuts.upload(drawn, device)
+            logprobs[index] = distribution.logprobs(tokens[index])
     raw = _raw_rows(rows, step)
     model = None
     if len(raw):
@@ -72,7 +78,7 @@ def describe(
         _fill(tops, rows, wanted, drawn, distribution, raw, model)
     smaller = None
     if sum_smaller:
-        smaller = chosen.to(torch.float32)
+        smaller = (tokens == rows.best).to(torch.float32)
         if distribution is not None:
             smaller[index] = _mass_below(distribution.probabilities, tokens[index])
     if rows.failed is not None:

@@ -70,25 +70,29 @@ class Rows:
 
     def distribution(self, rows: npt.NDArray[np.intp]) -> Distribution:
         """Steps 8 to 12 for ``rows`` of these, which are not greedy."""
-        return process(*self._filtered(rows))
+        logits, peaks, filters, _ = self._filtered(rows)
+        return process(logits, peaks, filters)
 
-    def chosen(self, rows: npt.NDArray[np.intp], keys: torch.Tensor, *, is_coupled: bool) -> Chosen | None:
+    def chosen(self, rows: npt.NDArray[np.intp], keys: npt.NDArray[np.int64], *, is_coupled: bool) -> Chosen | None:
         """Steps 8 to 13 for ``rows`` of these in one launch; None where the backend has none for that.
 
-        :param keys: int64 ``[r]``, of `hashing.draw_keys`, or of `gumbel.noise_keys` if the draws are coupled.
+        :param keys: ``[r]``, of `hashing.draw_keys`, or of `gumbel.noise_keys` if the draws are coupled.
         """
         if self.fused.choose is None:
             return None
-        return Chosen(*self.fused.choose(*self._filtered(rows), keys, coupled=is_coupled))
+        logits, peaks, filters, sent = self._filtered(rows, keys)
+        return Chosen(*self.fused.choose(logits, peaks, filters, *sent, coupled=is_coupled))
 
-    def _filtered(self, rows: npt.NDArray[np.intp]) -> tuple[torch.Tensor, torch.Tensor, Filters]:
-        """Logits, peaks and filters of some rows."""
+    def _filtered(
+        self, rows: npt.NDArray[np.intp], *more: npt.NDArray[Any]
+    ) -> tuple[torch.Tensor, torch.Tensor, Filters, list[torch.Tensor]]:
+        """Logits, peaks and filters of some rows, and ``more`` about them on the device."""
         device, width = self.logits.device, self.logits.shape[-1]
-        logits, peaks = self.logits, self.peaks
+        logits, peaks, parameters = self.logits, self.peaks, self.parameters
         if len(rows) != len(self):
             index = shortcuts.upload(rows, device)
-            logits, peaks = logits[index], peaks[index]
-        return logits, peaks, _filters(self.parameters.pick(rows), width, device)
+            logits, peaks, parameters = logits[index], peaks[index], parameters.pick(rows)
+        return logits, peaks, *_filters(parameters, width, device, *more)
 
 
 class Preparation:
@@ -151,17 +155,21 @@ class Preparation:
         raw = logits[at] if step.source is None else logits[shortcuts.upload(step.source[at], logits.device)]
         rows = step.rows if at.stop - at.start == len(step.rows) else step.rows.pick(at)
         best, peaks = self._best(raw)
-        broken = ~peaks.isfinite()  # the peak is the row's NaN if it holds one
+        broken = shortcuts.not_finite(peaks)  # the peak is the row's NaN if it holds one
         failed, allowed = broken, self._changed(raw, step, at, rows, None if before is None else before[at])
         if allowed is not raw:
             best, peaks = self._best(allowed)
-            failed = broken | ~peaks.isfinite()
-        status = torch.zeros(len(raw), dtype=torch.int8, device=raw.device)
+            failed = broken | shortcuts.not_finite(peaks)
         if shortcuts.is_clear(failed):
+            status = torch.zeros(len(raw), dtype=torch.int8, device=raw.device)
             return Rows(at, rows, allowed, raw, best, peaks, None, status, self._fused)
-        status.masked_fill_(failed, ROW_NOTHING_ALLOWED).masked_fill_(broken, ROW_NAN)
-        # Such a row runs along with harmless values, and what is chosen from it is replaced at the end.
-        allowed, peaks = allowed.masked_fill(failed.unsqueeze(1), 0.0), peaks.masked_fill(failed, 0.0)
+        status = broken.to(torch.int8)  # ROW_NAN is 1, ROW_OK 0
+        if failed is not broken:
+            status.masked_fill_(failed & ~broken, ROW_NOTHING_ALLOWED)
+        if step.top is not None or step.parts or (rows.temperature >= GREEDY_BELOW).any():
+            # Such a row runs along with harmless values, and what is chosen from it is replaced at the end. Where no
+            # row is drawn, nobody looks at the values again, and all of them need not be copied for that.
+            allowed, peaks = allowed.masked_fill(failed.unsqueeze(1), 0.0), peaks.masked_fill(failed, 0.0)
         return Rows(at, rows, allowed, raw, best, peaks, failed, status, self._fused)
 
     def _best(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -231,19 +239,22 @@ def _drafts_before(step: StepParameters, drafts: torch.Tensor | None) -> torch.T
     return torch.where(is_before, drafts[shortcuts.upload(index, drafts.device)].long(), -1)
 
 
-def _filters(rows: RowParameters, width: int, device: torch.device) -> Filters:
-    """The parameters of ``rows`` on ``device``, with filters that no row needs left out."""
-
-    def put(array: npt.NDArray[np.generic]) -> torch.Tensor:
-        return shortcuts.upload(array, device)
-
+def _filters(
+    rows: RowParameters, width: int, device: torch.device, *more: npt.NDArray[Any]
+) -> tuple[Filters, list[torch.Tensor]]:
+    """The parameters of ``rows`` on ``device``, with filters that no row needs left out, and ``more`` beside them."""
     top_p, top_k, min_p = rows.top_p, rows.top_k.astype(np.int64), rows.min_p
     top_k = np.where((top_k < 1) | (top_k > width), width, top_k)
     ordered = np.flatnonzero((top_p < 1.0) | (top_k < width))
-    return Filters(
-        temperature=put(rows.temperature),
-        min_p=put(min_p) if (min_p > 0.0).any() else None,
-        ordered=put(ordered) if len(ordered) else None,
-        top_p=put((top_p.astype(np.float64) * 2.0**31).astype(np.int64)),
-        top_k=put(top_k),
+    arrays: list[npt.NDArray[Any]] = [rows.temperature, (top_p.astype(np.float64) * 2.0**31).astype(np.int64), top_k]
+    has_min_p = bool((min_p > 0.0).any())
+    optional = [*([min_p] if has_min_p else []), *([ordered] if len(ordered) else [])]
+    temperature, limit_p, limit_k, *rest = shortcuts.upload_all([*arrays, *optional, *more], device)
+    filters = Filters(
+        temperature=temperature,
+        min_p=rest[0] if has_min_p else None,
+        ordered=rest[len(optional) - 1] if len(ordered) else None,
+        top_p=limit_p,
+        top_k=limit_k,
     )
+    return filters, rest[len(optional) :]

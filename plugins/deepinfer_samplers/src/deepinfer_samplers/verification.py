@@ -73,15 +73,15 @@ def choose(
 ) -> Choice:
     """The token of each row, accepted or drawn. Failed rows accept nothing; their tokens mean nothing."""
     device = rows.logits.device
-    tokens = rows.best.clone()
+    drawn = rows.drawn()
+    tokens = rows.best.clone() if len(drawn) or step.parts else rows.best
     wanted = chance = accepted = None
     if drafts is not None:
         wanted = drafts.tokens()[rows.at]
-    drawn = rows.drawn()
-    index = shortcuts.upload(drawn, device)
+    index = shortcuts.places(drawn, len(rows), device)
     chosen = None
     if len(drawn) and wanted is None and _is_all_asked(rows, step, sum_smaller):
-        chosen = rows.chosen(drawn, _target_keys(rows, drawn, is_coupled=is_coupled), is_coupled=is_coupled)
+        chosen = rows.chosen(drawn, _key_bits(rows, drawn, is_coupled=is_coupled), is_coupled=is_coupled)
     distribution = rows.distribution(drawn) if len(drawn) and chosen is None else None
     if chosen is not None:
         tokens[index] = chosen.tokens
@@ -114,7 +114,7 @@ def choose(
             accepted = torch.where(forced >= 0, forced == wanted, accepted)
     description = describe(rows, drawn, chosen or distribution, tokens, step, sum_smaller=sum_smaller)
     if lost is not None:
-        tokens = tokens.masked_fill(lost, 0)
+        tokens = torch.where(lost, 0, tokens)
         if accepted is not None:
             accepted &= ~lost
     return Choice(tokens.to(torch.int32), description, status.to(torch.int8), accepted, chance)
@@ -125,18 +125,17 @@ def _is_all_asked(rows: Rows, step: StepParameters, sum_smaller: bool) -> bool:
     return not (sum_smaller or step.parts or step.top is not None or rows.parameters.forced is not None)
 
 
-def _target_keys(rows: Rows, drawn: npt.NDArray[np.intp], *, is_coupled: bool) -> torch.Tensor:
-    """What keys the draw of rows that look at no draft, int64 ``[r]`` on the device."""
+def _key_bits(rows: Rows, drawn: npt.NDArray[np.intp], *, is_coupled: bool) -> npt.NDArray[np.int64]:
+    """What keys the draw of rows that look at no draft, ``[r]``."""
     seed, position = rows.parameters.seed[drawn], rows.parameters.position[drawn]
-    keys = noise_keys(seed, position) if is_coupled else draw_keys(seed, position, FRESH).view(np.int64)
-    return shortcuts.upload(keys, rows.logits.device)
+    return noise_keys(seed, position) if is_coupled else draw_keys(seed, position, FRESH).view(np.int64)
 
 
 def _target_tokens(
     distribution: Distribution, rows: Rows, drawn: npt.NDArray[np.intp], *, is_coupled: bool
 ) -> torch.Tensor:
     """Tokens of rows that look at no draft, int64 ``[r]``."""
-    keys = _target_keys(rows, drawn, is_coupled=is_coupled)
+    keys = shortcuts.upload(_key_bits(rows, drawn, is_coupled=is_coupled), rows.logits.device)
     return coupled(distribution, keys) if is_coupled else draw(distribution.probabilities, keys)
 
 
