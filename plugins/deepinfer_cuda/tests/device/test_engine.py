@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from deepinfer_core import LLM, SamplingParams
-from deepinfer_core.errors import CapacityError
+from deepinfer_core.errors import CapacityError, UnsupportedFeature
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "deepinfer_v41" / "tests"))
 
@@ -141,6 +141,13 @@ def test_memory_that_the_device_has_not_is_a_typed_error():
         torch.cuda.set_per_process_memory_fraction(1.0)
     with LLM(**RELEASED) as llm:
         assert len(tokens(llm.generate(TEXTS[:1], greedy(4)))[0]) == 4
+
+
+def test_a_promise_of_the_same_bits_in_every_batch_is_refused_with_a_remedy():
+    with pytest.raises(UnsupportedFeature, match="does not claim batch_invariant") as caught:
+        LLM(**RELEASED, deterministic="batch", prefix_cache=False).close()
+    assert "--backend cpu" in caught.value.remedy
+    assert "--deterministic run" in caught.value.remedy
 
 
 def test_a_closed_engine_leaves_no_memory_behind():
