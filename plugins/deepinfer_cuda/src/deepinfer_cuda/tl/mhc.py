@@ -77,6 +77,8 @@ def mix_logits(*, streams: int, width: int, grouped: bool, rows: int = 64, stage
             squares = T.alloc_fragment((rows, SLICE), "float32")
             sums = T.alloc_fragment((rows,), "float32")
             square = T.alloc_fragment((rows,), "float32")
+            T.pdl_sync()
+            T.pdl_trigger()
             for i, j in T.Parallel(rows, streams):
                 weights[i, j] = T.if_then_else(bm * rows + i < count, a[bm * rows + i, j], 0.0)
             T.clear(total)
@@ -153,6 +155,8 @@ def coefficients(*, streams: int, width: int, grouped: bool, iterations: int) ->
             logits = T.alloc_local((columns,), "float32")
             first = T.alloc_local((2 * streams,), "float32")
             matrix = T.alloc_local((streams * streams,), "float32")
+            T.pdl_sync()
+            T.pdl_trigger()
             if lane <= columns:
                 part[0] = 0.0
                 for s in T.unroll(inner):
@@ -204,6 +208,8 @@ def mix_streams(*, streams: int, width: int, threads: int = 0) -> Any:
     ):
         with T.Kernel(width // (8 * threads), count, threads=threads) as (part, row):
             at = (part * threads + T.get_thread_binding()) * 8
+            T.pdl_sync()
+            T.pdl_trigger()
             old = T.alloc_local((streams, 8), "bfloat16")
             added = T.alloc_local((8,), "bfloat16")
             mixed = T.alloc_local((8,), "bfloat16")
@@ -241,6 +247,8 @@ def collapse_streams(*, streams: int, width: int) -> Any:
     ):
         with T.Kernel(width // (8 * threads), count, threads=threads) as (part, row):
             at = (part * threads + T.get_thread_binding()) * 8
+            T.pdl_sync()
+            T.pdl_trigger()
             old = T.alloc_local((streams, 8), "bfloat16")
             mixed = T.alloc_local((8,), "bfloat16")
             total = T.alloc_local((8,), "float32")
