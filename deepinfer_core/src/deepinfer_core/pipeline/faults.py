@@ -61,13 +61,13 @@ class StepFault(Exception):
             details=details,
         )
         error.__cause__ = cause
-        forget_locals(cause)
+        forget_locals(self)
         return error
 
 
 def forget_locals(err: BaseException) -> None:
     """Drop what the frames that ``err`` passed through still hold: a person may keep the error, and with it the tensors
-    of the step, when the device has just run out of memory. The traceback stays."""
+    of the step, when the device has just run out of memory; nor shall these wait for the collector."""
     seen: set[int] = set()
     left: list[BaseException | None] = [err]
     while left:

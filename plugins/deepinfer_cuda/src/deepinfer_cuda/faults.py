@@ -57,7 +57,7 @@ def typed(op: str, exc: Exception) -> DeepInferError | None:
     if not isinstance(exc, torch.AcceleratorError) and not any(word in text for word in _OF_DEVICE):
         return None
     # While a graph is captured, nothing may wait for the device; whoever captures runs the step op by op instead.
-    if torch.cuda.is_current_stream_capturing() or is_alive():
+    if is_captured() or is_alive():
         return None
     abandon_memory()
     return DeviceLost(
@@ -66,6 +66,14 @@ def typed(op: str, exc: Exception) -> DeepInferError | None:
         remedy="start a new process; with CUDA_LAUNCH_BLOCKING=1 the op that is named is the one that fails",
         details={"op": op, "backend": "cuda"},
     )
+
+
+def is_captured() -> bool:
+    """Whether the current stream is being captured; one of a lost device cannot even be asked."""
+    try:
+        return torch.cuda.is_current_stream_capturing()
+    except RuntimeError:
+        return False
 
 
 def abandon_memory() -> None:
