@@ -98,7 +98,7 @@ def test_resolve_with_a_field_of_requests_says_where_it_belongs(tmp_path, key, f
         assert "did you mean" not in error.what
 
 
-@pytest.mark.parametrize("text", ["seed = ", "\x00"])
+@pytest.mark.parametrize("text", ["seed = ", "\x00", "seed = " + "[" * 10_000])
 def test_resolve_with_a_file_that_is_no_toml_says_so(tmp_path, text):
     path = settings_file(tmp_path, text)
     assert refusal(file=path).what == f"{path} is not TOML"

@@ -92,3 +92,10 @@ def test_decoder_of_another_kind_is_refused(folder: Path) -> None:
     write(folder / "tokenizer.json", decoder=None)
     with pytest.raises(TokenizerError, match="decoder is None, expected ByteLevel"):
         Tokenizer.load(folder, {})
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000])
+def test_settings_that_are_no_json_are_told(folder: Path, text: str) -> None:
+    (folder / "tokenizer_config.json").write_text(text, "utf-8")
+    with pytest.raises(TokenizerError, match="cannot read"):
+        Tokenizer.load(folder, {})

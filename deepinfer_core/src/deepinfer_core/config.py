@@ -347,7 +347,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"cannot read the settings file {path}", reason=exc.strerror or str(exc), remedy="check --config"
         ) from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ConfigError(f"{path} is not TOML", reason=str(exc), remedy="correct the file") from exc
 
 

@@ -78,3 +78,7 @@ def test_card_of_a_wrong_config_says_how(tmp_path, text, what, reason):
 def test_card_of_a_huge_config_is_refused_unread(tmp_path):
     error = refusal(with_config(tmp_path, b" " * (MAX_CONFIG_BYTES + 1)))
     assert error.what.endswith("config.json is larger than 4 MiB")
+
+
+def test_card_in_the_home_of_nobody_is_a_missing_folder():
+    assert refusal("~nobody-has-this-name/m").what == "no such folder: ~nobody-has-this-name/m"

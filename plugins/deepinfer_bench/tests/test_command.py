@@ -223,6 +223,7 @@ def test_sweep_goes_on_where_it_was_and_prints_all_points(tmp_path, capsys):
         (["decode", "--model", "absent"], "E_MODEL_MISSING: no such folder: absent"),
         (["sweep", "--out", ""], "E_PARAM: out is ''; allowed: the path of a folder"),
         ([], "E_USAGE: deepinfer bench needs a command\n  reason: commands: decode, prefill, sweep"),
+        (["decode", "--out", "a", "--csv", "./a"], "E_USAGE: --out and --csv are both a"),
         (["walk"], "E_USAGE: no such command 'walk'"),
     ],
 )

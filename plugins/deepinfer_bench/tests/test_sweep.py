@@ -130,7 +130,9 @@ def test_folder_of_something_else_is_left_alone(tmp_path):
     assert files(tmp_path) == ["thesis.tex"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": "deepinfer-bench 1", "points": []}', "\xff"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"format": "deepinfer-bench 1", "points": []}', "\xff", "[" * 100_000]
+)
 def test_damaged_file_of_a_point_is_named_before_anything_is_measured(tmp_path, text):
     Bed(tmp_path).run()
     (tmp_path / "b1-p8-k3.json").write_bytes(text.encode("latin-1"))

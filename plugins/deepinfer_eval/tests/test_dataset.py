@@ -58,3 +58,12 @@ def test_file_without_items_is_refused(tmp_path: Path, data: bytes) -> None:
 def test_file_that_is_not_there_is_refused_by_its_path(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputFile, match="No such file"):
         read_dataset(str(tmp_path / "none.jsonl"))
+
+
+@pytest.mark.parametrize("answer", ["NaN", "1e999", '[{"x": -Infinity}]'])
+def test_numbers_that_json_does_not_have_are_refused_before_anything_is_generated(tmp_path: Path, answer: str) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text(f'{{"question": "a", "answer": {answer}}}')
+    with pytest.raises(InvalidInputFile) as caught:
+        read_dataset(str(path))
+    assert caught.value.reason == "line 1: answer has NaN, or a number beyond all that JSON can say"

@@ -337,7 +337,7 @@ def test_absent_directory_is_not_found(tmp_path: Path) -> None:
 def test_config_file_is_read_or_refused_clearly(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match=r"config\.json is missing"):
         V41Config.from_directory(tmp_path)
-    for text, message in (("{", "cannot be read"), ("[1]", "holds no object")):
+    for text, message in (("{", "cannot be read"), ("[" * 100_000, "cannot be read"), ("[1]", "holds no object")):
         (tmp_path / "config.json").write_text(text, encoding="utf-8")
         with pytest.raises(ModelConfigError, match=message):
             V41Config.from_directory(tmp_path)

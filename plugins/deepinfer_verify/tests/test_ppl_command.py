@@ -215,3 +215,13 @@ def test_manifest_and_hook_declare_the_same_commands():
     toml = (Path(__file__).parents[1] / "src" / "deepinfer_verify" / "deepinfer.toml").read_text("utf-8")
     for spec in deepinfer_cli_commands():
         assert f'{{ name = "{spec.name}", summary = "{spec.help}" }}' in toml
+
+
+def test_paths_that_lead_nowhere_are_told_as_any_other(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one").symlink_to("two")
+    (tmp_path / "two").symlink_to("one")
+    assert run("one", "short") == 2
+    assert "E_BASELINE: cannot read the file of baselines" in capsys.readouterr().err
+    assert run("~nobody-has-this-name/b.json", "short") == 2
+    assert "E_BASELINE: there is no file of baselines" in capsys.readouterr().err

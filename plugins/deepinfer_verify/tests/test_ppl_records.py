@@ -98,7 +98,9 @@ def test_wrong_value_is_named_with_its_place(place, value, what):
     assert damaged(json.dumps(data)) == f"b.json is no file of baselines: {what}"
 
 
-@pytest.mark.parametrize("text", ["", "null", "[]", "{}", '{"version": 1}', '{"version": 1, "entries": []}', "\x00"])
+@pytest.mark.parametrize(
+    "text", ["", "null", "[]", "{}", '{"version": 1}', '{"version": 1, "entries": []}', "\x00", "[" * 100_000]
+)
 def test_text_that_is_something_else_is_refused(text):
     assert damaged(text).startswith("b.json is no file of baselines: it ")
 

@@ -90,6 +90,7 @@ def test_unknown_workload_names_the_nearest_and_all():
         ({"text": "3"}, "text = 3 in the workload"),
         ({"text": '"none.txt"'}, "cannot read"),
         ({"text": "="}, "is not TOML"),
+        ({"text": "[" * 10_000}, "is not TOML"),
     ],
 )
 def test_file_that_is_no_workload_is_refused_with_its_key(tmp_path, changes, what):

@@ -20,7 +20,7 @@ def read_model_card(model: str | os.PathLike[str]) -> ModelCard:
     :raises ModelNotFound: the folder or its ``config.json`` does not exist.
     :raises ModelConfigError: ``config.json`` is not a JSON object with ``architectures``.
     """
-    folder = Path(model).expanduser()
+    folder = Path(os.path.expanduser(model))  # not Path.expanduser, which raises for a user that nobody knows
     if not folder.is_dir():
         raise _no_folder(folder)
     path = folder / "config.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +41,7 @@ def replay(context: click.Context, results: str) -> int:
     held = {"model": run.get("model"), "backend": run.get("backend"), "max_model_len": run.get("max_model_len")}
     config = state.resolve({**held, **run.get("settings", {})})
     if config.model is not None:
-        _require_model(run, Path(config.model).expanduser())  # before its weights are read
+        _require_model(run, Path(os.path.expanduser(config.model)))  # before its weights are read
     with load_llm(config, SamplingParams()) as llm:
         _require_model(run, llm.assembly.card.path)
         refuse_foreign_ids(recorded, llm.built.vocab_size)

@@ -52,7 +52,7 @@ def read_known_failures(path: Path | None) -> list[KnownFailure]:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
         raise KnownFailuresError(f"{path}: {exc.strerror or exc}") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise KnownFailuresError(f"{path} is not TOML: {exc}") from exc
     entries = data.pop("known_failure", [])
     if data or not isinstance(entries, list):

@@ -134,7 +134,7 @@ def _direct_url(dist: metadata.Distribution) -> dict[str, object]:
         return {}
     try:
         record = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}
 

@@ -134,7 +134,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         data = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as err:
+    except (OSError, ValueError, RecursionError) as err:
         raise TokenizerError(f"cannot read {path}", reason=str(err), remedy="repair or remove the file") from err
     if not isinstance(data, dict):
         raise TokenizerError(f"{path} holds no JSON object", remedy="repair or remove the file")

@@ -22,7 +22,7 @@ from deepinfer_bench.sweep import SweepFolder, grid, run_sweep
 from deepinfer_bench.workload import Prompts, Shape, read_text, readable_ids, text_ids
 from deepinfer_core import LLM
 from deepinfer_core.config import EngineConfig
-from deepinfer_core.errors import OutputError
+from deepinfer_core.errors import CommandUsageError, OutputError
 from deepinfer_core.parameters.values import refuse
 
 Tell = Callable[[str], None]
@@ -135,6 +135,8 @@ def check_outputs(out: Path | None, table: Path | None, plots: Path | None) -> N
             raise OutputError(
                 f"cannot write {path}", reason=reason, remedy="give the path of a file in a folder of yours"
             )
+    if out is not None and table is not None and os.path.realpath(out) == os.path.realpath(table):
+        raise CommandUsageError(f"--out and --csv are both {out}", remedy="give each a file of its own")
     if plots is not None and plots.exists() and not plots.is_dir():
         raise OutputError(f"cannot write {plots}", reason="it is no folder", remedy="give the path of a folder")
 

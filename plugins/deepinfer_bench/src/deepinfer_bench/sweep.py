@@ -186,7 +186,7 @@ def _read(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text("utf-8"))
     except OSError as err:
         raise _no_report(path, err.strerror or str(err)) from err
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise _no_report(path, str(err)) from err
     if not isinstance(found, dict):
         raise _no_report(path, f"it holds a {type(found).__name__}")

@@ -101,6 +101,10 @@ def _item(raw: bytes, line: int) -> Item:
     if isinstance(item_id, bool) or not isinstance(item_id, str | int):
         raise ValueError(f"id is {item_id!r:.60}, not a text or an integer")
     try:
+        json.dumps(record["answer"], allow_nan=False)  # as the file of answers will have it
+    except ValueError:
+        raise ValueError("answer has NaN, or a number beyond all that JSON can say") from None
+    try:
         scorer = scorer_of(record.get("scorer"))
     except InvalidParameter as err:
         raise ValueError(err.what) from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from types import TracebackType
 from typing import Self
 
@@ -34,6 +35,7 @@ class Journal:
                 f"cannot write {path}", reason=err.strerror or str(err), remedy="check --out", details={"path": path}
             ) from err
         try:
+            self._require_file()
             self._lock()
             with os.fdopen(os.dup(self._fd), "rb") as stream:
                 stream.seek(0)
@@ -42,6 +44,16 @@ class Journal:
             os.close(self._fd)
             raise
         self._length = self.found.whole_bytes
+
+    def _require_file(self) -> None:
+        """A device or a pipe keeps nothing, so that nothing could go on from it."""
+        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            raise CommandUsageError(
+                f"{self.path} is no file",
+                reason="answers are kept there, and read again by the next run and by eval score",
+                remedy="give the path of a file to --out",
+                details={"path": self.path},
+            )
 
     def begin(self, header: Header) -> None:
         """Cut off half a line, and write the header if the file has none."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from deepinfer_core.commands import CommandState, common_options, json_line
-from deepinfer_core.errors import EXIT_OK, EXIT_SOME_FAILED, InvalidInputFile, OutputError
+from deepinfer_core.errors import EXIT_OK, EXIT_SOME_FAILED, CommandUsageError, InvalidInputFile, OutputError
 from deepinfer_core.parameters.values import refuse
 from deepinfer_eval.answers import read_answers
 from deepinfer_eval.pass_at_1 import METHOD
@@ -47,6 +49,8 @@ def score(
 
     if not 0 < confidence < 1:
         raise refuse("confidence", confidence, "a number above 0 and below 1")
+    if out is not None:
+        _require_other(out, answers)
     named = scorer_of_options(scorer, scorer_params)
     found = read_answers(answers)
     if found.header is None:
@@ -67,6 +71,18 @@ def score(
         sys.stdout.write(_text(made))
     sys.stdout.flush()
     return EXIT_SOME_FAILED if made.missing else EXIT_OK
+
+
+def _require_other(out: str, answers: str) -> None:
+    """Verdicts in the place of the answers would cost all of them."""
+    with suppress(OSError):  # one of them is not there
+        if os.path.samefile(out, answers):
+            raise CommandUsageError(
+                f"--out {out} is the file of answers itself",
+                reason="its answers would be lost",
+                remedy="give the verdicts a file of their own",
+                details={"path": out},
+            )
 
 
 def _write(out: str, verdicts: list[Verdict]) -> None:

@@ -189,7 +189,7 @@ class V41Config:
             )
         try:
             config = json.loads(path.read_text("utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ModelConfigError(f"{path} cannot be read: {error}", remedy="download config.json again") from error
         if not isinstance(config, dict):
             raise ModelConfigError(f"{path} holds no object", remedy="download config.json again")

@@ -18,7 +18,7 @@ def cache_root() -> Path:
     """``$DEEPINFER_CUDA_CACHE``, or ``deepinfer/cuda`` in the user's cache folder."""
     given = os.environ.get(VARIABLE)
     if given:
-        return Path(given).expanduser()
+        return Path(os.path.expanduser(given))
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("deepinfer")) / "cuda"

@@ -89,7 +89,7 @@ def without_prefix(name: str) -> str:
 def _read_index(path: Path) -> dict[str, str]:
     try:
         document = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path} cannot be read: {error}", remedy="download model.safetensors.index.json again"
         ) from error
@@ -149,7 +149,7 @@ def _damage(path: Path) -> str | None:
             header = json.loads(file.read(length))
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
             needed = _HEADER_BYTES + length + max(ends, default=0)
-        except (ValueError, AttributeError, LookupError, TypeError):
+        except (ValueError, AttributeError, LookupError, TypeError, RecursionError):
             return "its header is not that of a safetensors file"
     return f"truncated: {size} bytes, its header needs {needed}" if needed > size else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,7 +55,8 @@ def ppl(
     if reason is not None and not update:
         raise CommandUsageError("--reason is for --update", remedy="give --update too, or leave it out")
     workloads = [find_workload(name) for name in dict.fromkeys(names or shipped())]
-    path = Path(baseline).expanduser().resolve()
+    # Those of os.path, which leave a user that nobody knows, and links in a circle, to whoever opens the file.
+    path = Path(os.path.realpath(os.path.expanduser(baseline)))
     if update:
         with held_baseline(path):  # what is wrong with it, before the work
             pass

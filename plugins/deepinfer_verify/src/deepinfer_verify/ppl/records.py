@@ -117,7 +117,7 @@ def parse(path: Path, text: str) -> dict[str, Entry]:
     """The entries by key. Raises BaselineError, which names the place."""
     try:
         data = json.loads(text, object_pairs_hook=_no_duplicates)
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise _damaged(path, "it is no JSON", str(err)) from err
     if not isinstance(data, dict) or not isinstance(data.get("entries"), dict):
         raise _damaged(path, "it has no table of entries")

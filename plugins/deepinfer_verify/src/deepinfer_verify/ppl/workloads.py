@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import tomllib
 from collections.abc import Sequence
 from importlib.resources import files
@@ -116,7 +117,7 @@ def find_workload(name: str) -> Workload:
     if name in shipped():
         return read_workload(Path(str(files("deepinfer_verify").joinpath(FOLDER, f"{name}.toml"))))
     if name.endswith(".toml"):
-        return read_workload(Path(name).expanduser())
+        return read_workload(Path(os.path.expanduser(name)))
     raise CommandUsageError(
         f"no workload named {name!r}{did_you_mean(name, shipped())}",
         reason=f"workloads: {', '.join(shipped())}",
@@ -131,7 +132,7 @@ def read_workload(path: Path) -> Workload:
         table = tomllib.loads(path.read_text("utf-8"))
     except OSError as err:
         raise _refused(path, f"cannot read the workload {path}", err.strerror or str(err)) from err
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise _refused(path, f"the workload {path} is not TOML", str(err)) from err
     for key in KEYS:
         if key not in table:
