@@ -24,14 +24,30 @@ def uids(*values: int) -> np.ndarray[Any, Any]:
     return np.array(values, dtype=np.uint64)
 
 
+FLOOR = i32(0, 11, 14, 15)
+"""The last request keeps all rows of its chunk, and a position in front of it."""
+
+
 def replayed() -> Any:
-    """The prefill record with bounded replay: the last kept rows of each request."""
+    """The prefill record with bounded replay: the last rows of each request, whose windows begin with them."""
     r = record("prefill", "InputMetadataV41")
-    rows = i32(0, 12, 13, 21, 22, 26, 27)
-    r.rp_query_index, r.rp_cu_q, r.rp_total_q = rows, i32(0, 1, 3, 5, 7), len(rows)
-    r.rp_positions, r.rp_slot_swa, r.rp_swa_pivots = r.positions[rows], r.slot_swa[rows], r.swa_pivots[rows]
+    rows = i32(0, 12, 13, 21, 22, *range(23, 28))
+    r.rp_query_index, r.rp_cu_q, r.rp_total_q = rows, i32(0, 1, 3, 5, 10), len(rows)
+    r.rp_positions, r.rp_slot_swa, r.rp_num_live = r.positions[rows], r.slot_swa[rows], len(rows)
+    r.rp_floor = FLOOR.copy()
+    new = [(0, 1), (1, 1), (1, 2), (3, 1), (3, 2)]
+    r.rp_swa_pivots = i32(*([0, 0, 24 + first, n] for first, n in new), *([23, 1, 29, n] for n in range(1, 6)))
     r.rp_ks, r.rp_ke = ({k: v[rows] for k, v in x.items()} for x in (r.ks, r.ke))
     r.rp_ca_offset_len = {k: v[rows] for k, v in r.ca_offset_len.items()}
+    return r
+
+
+def masked() -> Any:
+    """The same with all rows, of which 11 and 7 see no window."""
+    r = record("prefill", "InputMetadataV41")
+    r.rp_floor = FLOOR.copy()
+    pivots = [[0, 0, 24, 1], *[[0, 0, 0, 0]] * 11, [0, 0, 36, 1], [0, 0, 36, 2], *[[0, 0, 0, 0]] * 7]
+    r.rp_swa_pivots = i32(*pivots, [0, 0, 45, 1], [0, 0, 45, 2], *([23, 1, 47, n] for n in range(1, 6)))
     return r
 
 
@@ -95,6 +111,7 @@ def longer_history(r: Any) -> None:
 
 
 REPLAY = {"replay_mode": int(ReplayMode.COMPACT)}
+MASKED = {"replay_mode": int(ReplayMode.MASK)}
 CP = {"cp": 2}
 TABLES = {"persistent_tables": 1}
 # (valid record, limits, damage, the rule that must fail first)
@@ -115,7 +132,7 @@ SPECIAL: list[tuple[Callable[[], Any], dict[str, int], Callable[[Any], None], st
     (replayed, REPLAY, put("rp_query_index", 2, 12), "all(diff(rp_query_index) >= 1)"),
     (replayed, REPLAY, put("rp_cu_q", 0, -1), "rp_cu_q[0] == 0"),
     (replayed, REPLAY, put("rp_cu_q", 2, 1), "all(diff(rp_cu_q) >= 1)"),
-    (replayed, REPLAY, put("rp_cu_q", 4, 8), "rp_cu_q[-1] == Tc"),
+    (replayed, REPLAY, put("rp_cu_q", 4, 11), "rp_cu_q[-1] == Tc"),
     (replayed, REPLAY, put("rp_positions", 3, 1), "all(rp_positions == gather(positions, rp_query_index))"),
     (replayed, REPLAY, put("rp_swa_pivots", (2, 1), -1), "all(rp_swa_pivots >= 0)"),
     (replayed, REPLAY, put("rp_ks", 4, 99), "all(rp_ks[r] == gather(ks[r], rp_query_index))"),
@@ -128,6 +145,58 @@ SPECIAL: list[tuple[Callable[[], Any], dict[str, int], Callable[[Any], None], st
     ),
     (replayed, REPLAY, put("rp_ca_offset_len", (1, 0), -1), "all(rp_ca_offset_len[r] >= 0)"),
     (replayed, REPLAY, put("rp_slot_swa", 0, 60), "all(-1 <= rp_slot_swa < num_swa_slots * SW)"),
+    (
+        replayed,
+        REPLAY,
+        put("rp_ca_offset_len", (1, 0), 2),
+        "all(rp_ca_offset_len[r][:, 0] == repeat(cumsum(",
+    ),
+    (replayed, REPLAY, put("rp_slot_swa", 1, 22), "all(rp_slot_swa == where(rp_positions >= repeat("),
+    (replayed, REPLAY, put("rp_floor", 0, -1), "all(rp_floor >= 0)"),
+    (replayed, REPLAY, put("rp_floor", 1, 12), "all(diff(rp_cu_q) == diff(cu_seqlens_q) or diff(rp_cu_q) == maximum("),
+    (
+        replayed,
+        REPLAY,
+        put("rp_swa_pivots", (2, 3), 1),
+        "replay_mode == ReplayMode.COMPACT implies all(rp_swa_pivots[:, 1] +",
+    ),
+    (
+        replayed,
+        REPLAY,
+        put("rp_swa_pivots", (2, 2), 26),
+        "replay_mode == ReplayMode.COMPACT implies all(rp_swa_pivots[:, 3] > 0",
+    ),
+    (
+        masked,
+        MASKED,
+        put("rp_swa_pivots", (13, 3), 1),
+        "replay_mode == ReplayMode.MASK implies all(rp_swa_pivots[:, 1] +",
+    ),
+    (
+        masked,
+        MASKED,
+        put("rp_swa_pivots", (13, 2), 9),
+        "replay_mode == ReplayMode.MASK implies all(rp_swa_pivots[:, 3] > 0",
+    ),
+    (
+        replayed,
+        REPLAY,
+        put("rp_swa_pivots", (6, 0), 22),
+        "replay_mode == ReplayMode.COMPACT implies all(rp_swa_pivots[:, 1] > 0",
+    ),
+    (
+        masked,
+        MASKED,
+        put("rp_swa_pivots", (24, 0), 22),
+        "replay_mode == ReplayMode.MASK implies all(rp_swa_pivots[:, 1] > 0",
+    ),
+    (replayed, REPLAY, lambda r: setattr(r, "rp_num_live", 11), "0 <= rp_num_live <= rp_total_q"),
+    (
+        replayed,
+        REPLAY,
+        lambda r: setattr(r, "rp_num_live", 9),
+        "replay_mode == ReplayMode.COMPACT implies rp_num_live == sum(",
+    ),
     (replayed, REPLAY, longer_history, "LS <= 3 * N"),
     (replayed, REPLAY, put("load_main", (0, 2), 5), "all(load_main[r][:, 2] <= BS // r)"),
     (fed, {}, put("fresh_ids", (3, 2), 50), "all(0 <= fresh_ids < V)"),
@@ -174,7 +243,7 @@ def damaged_records() -> Iterator[tuple[Any, Any, dict[str, int]]]:
     for make, changes, damage, _ in SPECIAL:
         damaged = make()
         damage(damaged)
-        yield damaged, step_of(damaged) if make is lean else None, changes
+        yield damaged, step_of(damaged) if make in (lean, replayed, masked) else None, changes
     yield record("decode", "InputMetadataV41"), None, {"max_blocks": 1 << 28}
     for kind, name in CASES:
         step = record(kind, "SchedulerOutputs")

@@ -322,7 +322,7 @@ GIVEN: tuple[dict[str, Any], ...] = (
     {"stop": ["a", "é"], "stop_token_ids": [3], "include_stop": True, "seed": 2**64 - 5, "ignore_eos": True},
     {"repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": -0.5, "logit_bias": {7: 1.5, 8: -3}},
     {"logprobs": True, "top_logprobs": 2, "prompt_logprobs": True, "logprobs_mode": "raw", "forced_token_ids": [5, -1]},
-    {"sampler": {"name": "s", "params": {"a": [1]}}, "logits_filters": ["f", "g"]},
+    {"sampler": {"name": "s", "params": {"a": [1]}}, "logits_filters": ["f", "g"], "replay_mode": "off"},
     {"json_schema": {}},
     {"regex": "a"},
     {"grammar": 'root ::= "a"'},

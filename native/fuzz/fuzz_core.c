@@ -46,6 +46,7 @@ static di_config make_config(script *s)
         .validation = DI_LEVEL_FULL, .stream_ordered_reuse = (a & 64) != 0, .row_order = (a & 128) != 0,
         .zero_swa_on_alloc = (b & 32) != 0, .prefill_watermark = (b & 128) ? 0.5 : 0.9,
         .prefix_cache = p & 1, .replay_len = (p & 2) ? 6 + (p >> 2 & 3) : 0, .replay_keep = (p & 16) ? 10 : 0,
+        .replay_mode = (p & 16) ? 1 + (p >> 5 & 1) : 0, .replay_exact = p >> 3 & 1, .replay_len_kept = (p & 4) ? 7 : 0,
         .prefix_hash_bits = (p & 32) ? p >> 6 : 128};
 }
 
@@ -82,7 +83,9 @@ static void submit(fuzzed *f, script *s)
     if (wants & 1) r.frequency_penalty = 1;
     if (wants & 2) r.bias_ids = biased, r.bias_values = bias, r.num_bias = 2;
     if (wants & 4) r.top_logprobs = 3, r.logprobs_raw = 1;
-    if (wants & 8 && !f->config.replay_keep && f->config.engine_type != DI_ENGINE_COMPLETION)
+    if (f->config.replay_mode) r.replay_mode = -1 + (wants >> 4 & 3);
+    if (r.replay_mode > f->config.replay_mode) r.replay_mode = -1;
+    if (wants & 8 && r.replay_mode == 0 && f->config.engine_type != DI_ENGINE_COMPLETION)
         r.prompt_logprobs = 1, r.prefix_lookup = 0;
     int64_t live = 0;
     REQUIRE(di_unfinished(f->core, &live) == 0);

@@ -380,6 +380,9 @@ typedef struct di_input_metadata_v41 {
     di_view fresh_ids;
     di_view ngram_win;
     di_view row_slot_idx;
+    int32_t rp_num_live;
+    uint8_t pad_7476[4];
+    di_view rp_floor;
 } di_input_metadata_v41;
 
 typedef struct di_sampler_inputs {
@@ -530,9 +533,9 @@ const di_contract_info *di_contracts(int *n);
 #define DI_HASH_INPUT_METADATA UINT64_C(0xf8ce46d22c2ed356)
 #define DI_CHAIN_INPUT_METADATA {0xff5a364e69c2f2cfu, 0x06fbf82f87cec8b0u, 0x679ba70b730000dbu, 0x64af120046f99c7cu, 0x6ac9352ace09dc7fu, 0x9f4f2fc30f097d84u, 0x5582863334823c3cu, 0x9abb9028ade11fe9u, 0x016d10679e153658u, 0x754855310935d381u, 0x601e3d3405ccbf10u, 0x0d1728dd51710b0fu, 0x830e5e12fd9ab304u, 0x70d6615ad356cf7au, 0xcdc61b1354636046u, 0x58b008a282746a44u, 0x31dbc68c4b494275u, 0x3d53e69603cb8c82u, 0xf8ce46d22c2ed356u}
 
-#define DI_FIELDS_INPUT_METADATA_V41 56
-#define DI_HASH_INPUT_METADATA_V41 UINT64_C(0x57b8de8c3df59261)
-#define DI_CHAIN_INPUT_METADATA_V41 {0xbbbafb7dd6972edfu, 0x6b20860dde42140fu, 0x1f79420ae292367eu, 0xc537586278ece143u, 0x16816b3039d4ace8u, 0x0d323647db7429a5u, 0x00b2227712837febu, 0xb26607a2ab740fd7u, 0xff16e6c671d4b8e2u, 0x0616c9600a42b564u, 0xa81f9d8ee5474c16u, 0xbf6d3a38f07d47afu, 0x9ef1b4b829e86fa7u, 0x306f671488764892u, 0x37e8d8344d1933d2u, 0x89e23fb1ab57dd0cu, 0x2fac8c748c1b5e05u, 0xa8f8ab23ff64ddb2u, 0x51bacb7693e0c7f2u, 0x8b15910693e6e611u, 0xe1f69e10c19ba1e1u, 0x3a43d7c8c76c0ff9u, 0x30ea9b111b519920u, 0xcebc50c7fc75405bu, 0x0617e46934bad4f8u, 0x689a095ec6dbd6edu, 0xf15d452d4c59ea08u, 0xf6a7bf497cd94c4eu, 0xce4238a6ee58f1c1u, 0xb202311f88d6f855u, 0xdbf0aa716d55deb6u, 0x1e0da0c9774e3944u, 0xd80ef0d9651ec48au, 0xca30d799eac8a6c4u, 0x9f56db3153aec20cu, 0x8c150b94bf29cd6eu, 0x5ef5d41c79fb6462u, 0xa7d907b05eb11ec4u, 0x78cc364846b682d7u, 0x0d94b6a6a4a49133u, 0xd4e55ed88bc8739bu, 0xa0a1afe5b7846c14u, 0xf48b3b98b2e8c86au, 0xdb75339796089e19u, 0x8549b3f55257ad93u, 0x2aed450e7d2b5c9au, 0xbc26b04ffffdcc31u, 0xfbfbc13280e7f9ffu, 0x3408eff6295cd434u, 0x0395a2e3d0ddd2d6u, 0xa47058949fd14515u, 0xcd26f2daefdccf3du, 0xe7cf6984ec9be21cu, 0x0c2f3ea89ad95851u, 0x2d4bd5fbd6454641u, 0x99fea38e294cc6d1u, 0x57b8de8c3df59261u}
+#define DI_FIELDS_INPUT_METADATA_V41 58
+#define DI_HASH_INPUT_METADATA_V41 UINT64_C(0x16706d7fcfbcc9b0)
+#define DI_CHAIN_INPUT_METADATA_V41 {0xbbbafb7dd6972edfu, 0x6b20860dde42140fu, 0x1f79420ae292367eu, 0xc537586278ece143u, 0x16816b3039d4ace8u, 0x0d323647db7429a5u, 0x00b2227712837febu, 0xb26607a2ab740fd7u, 0xff16e6c671d4b8e2u, 0x0616c9600a42b564u, 0xa81f9d8ee5474c16u, 0xbf6d3a38f07d47afu, 0x9ef1b4b829e86fa7u, 0x306f671488764892u, 0x37e8d8344d1933d2u, 0x89e23fb1ab57dd0cu, 0x2fac8c748c1b5e05u, 0xa8f8ab23ff64ddb2u, 0x51bacb7693e0c7f2u, 0x8b15910693e6e611u, 0xe1f69e10c19ba1e1u, 0x3a43d7c8c76c0ff9u, 0x30ea9b111b519920u, 0xcebc50c7fc75405bu, 0x0617e46934bad4f8u, 0x689a095ec6dbd6edu, 0xf15d452d4c59ea08u, 0xf6a7bf497cd94c4eu, 0xce4238a6ee58f1c1u, 0xb202311f88d6f855u, 0xdbf0aa716d55deb6u, 0x1e0da0c9774e3944u, 0xd80ef0d9651ec48au, 0xca30d799eac8a6c4u, 0x9f56db3153aec20cu, 0x8c150b94bf29cd6eu, 0x5ef5d41c79fb6462u, 0xa7d907b05eb11ec4u, 0x78cc364846b682d7u, 0x0d94b6a6a4a49133u, 0xd4e55ed88bc8739bu, 0xa0a1afe5b7846c14u, 0xf48b3b98b2e8c86au, 0xdb75339796089e19u, 0x8549b3f55257ad93u, 0x2aed450e7d2b5c9au, 0xbc26b04ffffdcc31u, 0xfbfbc13280e7f9ffu, 0x3408eff6295cd434u, 0x0395a2e3d0ddd2d6u, 0xa47058949fd14515u, 0xcd26f2daefdccf3du, 0xe7cf6984ec9be21cu, 0x0c2f3ea89ad95851u, 0x2d4bd5fbd6454641u, 0x99fea38e294cc6d1u, 0x57b8de8c3df59261u, 0x5dc21eeab9e3da9bu, 0x16706d7fcfbcc9b0u}
 
 #define DI_FIELDS_SAMPLER_INPUTS 33
 #define DI_HASH_SAMPLER_INPUTS UINT64_C(0x78933ee5eca44b3f)
@@ -633,7 +636,7 @@ static_assert(offsetof(di_input_metadata, cu_seqlens_q_incl) == 824, "di_input_m
 static_assert(offsetof(di_input_metadata, cp_mirror_len) == 912, "di_input_metadata.cp_mirror_len");
 static_assert(offsetof(di_input_metadata, mirror_index) == 920, "di_input_metadata.mirror_index");
 static_assert(offsetof(di_input_metadata, mirror_reverse) == 1008, "di_input_metadata.mirror_reverse");
-static_assert(sizeof(di_input_metadata_v41) == 7472, "di_input_metadata_v41: size");
+static_assert(sizeof(di_input_metadata_v41) == 7568, "di_input_metadata_v41: size");
 static_assert(offsetof(di_input_metadata_v41, base) == 0, "di_input_metadata_v41.base");
 static_assert(offsetof(di_input_metadata_v41, positions_c) == 1096, "di_input_metadata_v41.positions_c");
 static_assert(offsetof(di_input_metadata_v41, slot_main) == 1448, "di_input_metadata_v41.slot_main");
@@ -673,6 +676,8 @@ static_assert(offsetof(di_input_metadata_v41, draft_index) == 7120, "di_input_me
 static_assert(offsetof(di_input_metadata_v41, fresh_ids) == 7208, "di_input_metadata_v41.fresh_ids");
 static_assert(offsetof(di_input_metadata_v41, ngram_win) == 7296, "di_input_metadata_v41.ngram_win");
 static_assert(offsetof(di_input_metadata_v41, row_slot_idx) == 7384, "di_input_metadata_v41.row_slot_idx");
+static_assert(offsetof(di_input_metadata_v41, rp_num_live) == 7472, "di_input_metadata_v41.rp_num_live");
+static_assert(offsetof(di_input_metadata_v41, rp_floor) == 7480, "di_input_metadata_v41.rp_floor");
 static_assert(sizeof(di_sampler_inputs) == 5304, "di_sampler_inputs: size");
 static_assert(offsetof(di_sampler_inputs, struct_size) == 0, "di_sampler_inputs.struct_size");
 static_assert(offsetof(di_sampler_inputs, chain) == 8, "di_sampler_inputs.chain");

@@ -61,7 +61,10 @@ typedef struct di_config {
     int32_t verify_lengths;         /* rows of a decode request: 0 fixed at K + 1, 1 by confidence (7) */
     int32_t prefix_cache;           /* 0 or 1 (spec/engine.md 3.5) */
     int32_t replay_len;             /* positions of a hit that run again: >= window, or 0 = window */
-    int32_t replay_keep;            /* rows that the decoder half keeps: >= window + backtrack, or 0 = off */
+    int32_t replay_mode;            /* of requests that name none; an enum di_replay_mode value (spec/engine.md 3.7) */
+    int32_t replay_keep;            /* prompt rows that the decoder half keeps, >= window + backtrack; 0 with mode OFF */
+    int32_t replay_exact;           /* 1: a replay is so long that windows behind it are those of a cold run */
+    int32_t replay_len_kept;        /* replay_len of requests whose decoder half keeps a part of its rows; 0 = the same */
     int32_t prefix_hash_bits;       /* bits of a key that count: 128; fewer make keys collide, for tests */
     uint64_t prefix_salt;           /* fingerprint of model and cache layout */
     uint8_t prefix_key[16];         /* of the keyed hash */
@@ -111,7 +114,8 @@ typedef struct di_request {
     int32_t top_logprobs;           /* 0 .. 1000 alternatives of each output token */
     int32_t logprobs_raw;           /* 1: of the model's own distribution, 0: of the processed one */
     int32_t prompt_logprobs;        /* 1: log-probabilities of the prompt, with the first token's event. Every position
-                                       is computed: needs prefix_lookup 0, and replay_keep 0 in the config */
+                                       is computed: needs prefix_lookup 0, and replay mode OFF */
+    int32_t replay_mode;            /* an enum di_replay_mode value, at most that of the config; -1 = that of the config */
 } di_request;
 
 /* A request that goes on from another one's tokens; it inherits all that is not here but forced tokens. */
@@ -249,6 +253,8 @@ typedef struct di_cost_kind {
     int32_t cap;                    /* 0 = none */
     int32_t shift;                  /* 1: positions count from the row's valid_start (sliding window) */
     int32_t block;                  /* 1 .. 65536 */
+    int32_t kept;                   /* 1: of rows that the decoder half runs; a window then begins where these do */
+    int32_t pad_kept;
     double flops;                   /* of one pair, >= 0; for the record only */
 } di_cost_kind;
 
@@ -272,7 +278,8 @@ typedef struct di_cost_model {
 typedef struct di_cost_row {
     int32_t start;                  /* first position */
     int32_t q;                      /* positions, >= 1 */
-    int32_t full_len;               /* tokens of the prompt; start + q in decode */
+    int32_t full_len;               /* tokens of the prompt, of which the decoder half runs the last keep; 0 = all
+                                       rows, start + q in decode */
     int32_t valid_start;            /* first position with valid sliding-window history */
     int32_t logit_rows;             /* 1 in prefill, q in decode */
 } di_cost_row;

@@ -2155,6 +2155,11 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         int64_t value; const int fault = di_view_fault(&rec->row_slot_idx, !prefill, false, DI_DTYPE_I32, 1, &value);
         if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 55, -1, -1, "InputMetadataV41.row_slot_idx", fault == 1 ? "presence decode, optional" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [T]" : "contiguous", step_id}, -1, 0, true, value);
     } while (0);
+    do {
+        if ((prefill) && di_is_plain(&rec->rp_floor, DI_DTYPE_I32, 1)) continue;
+        int64_t value; const int fault = di_view_fault(&rec->rp_floor, prefill, (prefill && ((int64_t)l->replay_mode != INT64_C(0))), DI_DTYPE_I32, 1, &value);
+        if (fault) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 57, -1, -1, "InputMetadataV41.rp_floor", fault == 1 ? "presence prefill, cap:replay" : fault == 2 ? "dtype i32" : fault == 3 ? "shape [N]" : "contiguous", step_id}, -1, 0, true, value);
+    } while (0);
     /* is_prompt: is_prompt <= 1 */
     do {
         if (!((int64_t)rec->base.is_prompt <= INT64_C(1))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 2, 0, -1, "InputMetadataV41.is_prompt", "is_prompt <= 1", step_id}, -1, 0, true, (int64_t)rec->base.is_prompt);
@@ -2174,11 +2179,15 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
     } while (0);
     /* rp_cp_mirror_len: rp_cp_mirror_len >= 0 */
     do {
-        if (!((int64_t)rec->rp_cp_mirror_len >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 49, 103, -1, "InputMetadataV41.rp_cp_mirror_len", "rp_cp_mirror_len >= 0", step_id}, -1, 0, true, (int64_t)rec->rp_cp_mirror_len);
+        if (!((int64_t)rec->rp_cp_mirror_len >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 49, 116, -1, "InputMetadataV41.rp_cp_mirror_len", "rp_cp_mirror_len >= 0", step_id}, -1, 0, true, (int64_t)rec->rp_cp_mirror_len);
     } while (0);
     /* rp_cp_contrib_pad: rp_cp_contrib_pad >= 0 */
     do {
-        if (!((int64_t)rec->rp_cp_contrib_pad >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 50, 104, -1, "InputMetadataV41.rp_cp_contrib_pad", "rp_cp_contrib_pad >= 0", step_id}, -1, 0, true, (int64_t)rec->rp_cp_contrib_pad);
+        if (!((int64_t)rec->rp_cp_contrib_pad >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 50, 117, -1, "InputMetadataV41.rp_cp_contrib_pad", "rp_cp_contrib_pad >= 0", step_id}, -1, 0, true, (int64_t)rec->rp_cp_contrib_pad);
+    } while (0);
+    /* rp_num_live: 0 <= rp_num_live <= rp_total_q */
+    do {
+        if (!((INT64_C(0) <= (int64_t)rec->rp_num_live) && ((int64_t)rec->rp_num_live <= (int64_t)rec->rp_total_q))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 56, 122, -1, "InputMetadataV41.rp_num_live", "0 <= rp_num_live <= rp_total_q", step_id}, -1, 0, true, (int64_t)rec->rp_num_live);
     } while (0);
     int64_t free_d_LS = -1; (void)free_d_LS;
     int64_t free_d_LC_r[DI_MAX_RATIOS] = {0}; (void)free_d_LC_r;
@@ -2569,6 +2578,13 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         do {
             const int64_t d_T = (int64_t)rec->base.total_q;
             if (v->shape[0] != d_T) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 55, -1, -1, "InputMetadataV41.row_slot_idx", "shape [T]", step_id}, 0, 0, true, v->shape[0]);
+        } while (0);
+    } while (0);
+    do {
+        const di_view *v = &rec->rp_floor; if (!di_present(v)) continue;
+        do {
+            const int64_t d_N = (int64_t)rec->base.num_reqs;
+            if (v->shape[0] != d_N) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 57, -1, -1, "InputMetadataV41.rp_floor", "shape [N]", step_id}, 0, 0, true, v->shape[0]);
         } while (0);
     } while (0);
     /* input_ids: all(0 <= input_ids < V) */
@@ -4145,6 +4161,68 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         if (at2 < 0) { return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 94, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[-1] == Tc", step_id}, -1, 0, true, 0); }
         if (!(((int64_t)f0[at2]) == d_Tc)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 94, -1, "InputMetadataV41.rp_cu_q", "rp_cu_q[-1] == Tc", step_id}, -1, 0, true, ((int64_t)f0[at2]));
     } while (0);
+    /* rp_cu_q: all(diff(rp_cu_q) == diff(cu_seqlens_q) or diff(rp_cu_q) == maximum(1, minimum(diff(cu_seqlens_q), diff(cu_seqlens_k) - rp_floor))) */
+    if (level >= DI_LEVEL_FULL) do {
+        if (!di_readable(&rec->rp_cu_q)) continue;
+        const int32_t *f0 = rec->rp_cu_q.data; const int64_t n0 = di_size(&rec->rp_cu_q);
+        (void)f0; (void)n0;
+        if (!di_readable(&rec->base.cu_seqlens_q)) continue;
+        const int32_t *f1 = rec->base.cu_seqlens_q.data; const int64_t n1 = di_size(&rec->base.cu_seqlens_q);
+        (void)f1; (void)n1;
+        if (!di_readable(&rec->base.cu_seqlens_k)) continue;
+        const int32_t *f2 = rec->base.cu_seqlens_k.data; const int64_t n2 = di_size(&rec->base.cu_seqlens_k);
+        (void)f2; (void)n2;
+        if (!di_readable(&rec->rp_floor)) continue;
+        const int32_t *f3 = rec->rp_floor.data; const int64_t n3 = di_size(&rec->rp_floor);
+        (void)f3; (void)n3;
+        const int64_t first = 0, n = di_min(di_min(di_min(di_max(n0 - 1, 0), di_max(n1 - 1, 0)), di_max(n2 - 1, 0)), n3); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | (((di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i]))) | (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == di_max(INT64_C(1), di_min(di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])), di_sub(di_sub(((int64_t)f2[(i + 1)]), ((int64_t)f2[i])), ((int64_t)f3[i])))))) ? 0 : 1));
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!((di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i]))) | (di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])) == di_max(INT64_C(1), di_min(di_sub(((int64_t)f1[(i + 1)]), ((int64_t)f1[i])), di_sub(di_sub(((int64_t)f2[(i + 1)]), ((int64_t)f2[i])), ((int64_t)f3[i]))))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 95, -1, "InputMetadataV41.rp_cu_q", "all(diff(rp_cu_q) == diff(cu_seqlens_q) or diff(rp_cu_q) == maximum(1, minimum(diff(cu_seqlens_q), diff(cu_seqlens_k) - rp_floor)))", step_id}, i, 0, true, di_sub(((int64_t)f0[(i + 1)]), ((int64_t)f0[i])));
+        if (di_max(n0 - 1, 0) != di_max(n1 - 1, 0) || di_max(n0 - 1, 0) != di_max(n2 - 1, 0) || di_max(n0 - 1, 0) != n3) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 95, -1, "InputMetadataV41.rp_cu_q", "all(diff(rp_cu_q) == diff(cu_seqlens_q) or diff(rp_cu_q) == maximum(1, minimum(diff(cu_seqlens_q), diff(cu_seqlens_k) - rp_floor)))", step_id}, n, 0, true, (n < di_max(n0 - 1, 0) ? di_sub(((int64_t)f0[(n + 1)]), ((int64_t)f0[n])) : 0));
+    } while (0);
+    /* rp_cu_q: all(rp_query_index == repeat(cu_seqlens_q[1:] - diff(rp_cu_q), diff(rp_cu_q)) + ramp(diff(rp_cu_q))) */
+    if (level >= DI_LEVEL_FULL) do {
+        if (!di_readable(&rec->rp_query_index)) continue;
+        const int32_t *f0 = rec->rp_query_index.data; const int64_t n0 = di_size(&rec->rp_query_index);
+        (void)f0; (void)n0;
+        if (!di_readable(&rec->base.cu_seqlens_q)) continue;
+        const int32_t *f1 = rec->base.cu_seqlens_q.data; const int64_t n1 = di_size(&rec->base.cu_seqlens_q);
+        (void)f1; (void)n1;
+        if (!di_readable(&rec->rp_cu_q)) continue;
+        const int32_t *f2 = rec->rp_cu_q.data; const int64_t n2 = di_size(&rec->rp_cu_q);
+        (void)f2; (void)n2;
+        const int64_t n = n0; int64_t bad = -1; int64_t shown = 0; int64_t i = 0;
+        int64_t j1 = -1, left1 = 0, at1 = -1; int wrong1 = 0;
+        int64_t value1 = 0;
+        int64_t j3 = -1, left3 = 0, at3 = -1; int wrong3 = 0;
+        for (; i < n; i++) {
+            while (left1 == 0 && j1 + 1 < di_min(di_max(n2 - 1, 0), di_max(n1 - 1, 0))) {
+                j1++;
+                left1 = di_sub(((int64_t)f2[(j1 + 1)]), ((int64_t)f2[j1]));
+                value1 = di_sub(((int64_t)f1[(j1 + 1)]), di_sub(((int64_t)f2[(j1 + 1)]), ((int64_t)f2[j1])));
+                at1 = -1;
+                if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
+            }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
+            left1--; at1++;
+            while (left3 == 0 && j3 + 1 < di_max(n2 - 1, 0)) {
+                j3++;
+                left3 = di_sub(((int64_t)f2[(j3 + 1)]), ((int64_t)f2[j3]));
+                at3 = -1;
+                if (left3 < 0) { wrong3 = 1; left3 = 0; break; }
+            }
+            if (wrong3 || left3 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
+            left3--; at3++;
+            if (!(((int64_t)f0[i]) == di_add(value1, at3))) { bad = i; shown = ((int64_t)f0[i]); break; }
+        }
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 96, -1, "InputMetadataV41.rp_cu_q", "all(rp_query_index == repeat(cu_seqlens_q[1:] - diff(rp_cu_q), diff(rp_cu_q)) + ramp(diff(rp_cu_q)))", step_id}, bad, 0, true, shown);
+        int rest2 = left1 != 0 || wrong1 || di_max(n2 - 1, 0) != di_max(n1 - 1, 0);
+        for (j1++; !rest2 && j1 < di_min(di_max(n2 - 1, 0), di_max(n1 - 1, 0)); j1++) {  rest2 = di_sub(((int64_t)f2[(j1 + 1)]), ((int64_t)f2[j1])) != 0; }
+        int rest4 = left3 != 0 || wrong3 || 0;
+        for (j3++; !rest4 && j3 < di_max(n2 - 1, 0); j3++) {  rest4 = di_sub(((int64_t)f2[(j3 + 1)]), ((int64_t)f2[j3])) != 0; }
+        if (rest2 || rest4) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 41, 96, -1, "InputMetadataV41.rp_cu_q", "all(rp_query_index == repeat(cu_seqlens_q[1:] - diff(rp_cu_q), diff(rp_cu_q)) + ramp(diff(rp_cu_q)))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+    } while (0);
     /* rp_positions: all(rp_positions == gather(positions, rp_query_index)) */
     do {
         if (!di_readable(&rec->rp_positions)) continue;
@@ -4162,8 +4240,8 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             if (g1 < 0 || g1 >= n1) { bad = i; shown = ((int64_t)f0[i]); break; }
             if (!(((int64_t)f0[i]) == ((int64_t)f1[g1]))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 42, 95, -1, "InputMetadataV41.rp_positions", "all(rp_positions == gather(positions, rp_query_index))", step_id}, bad, 0, true, shown);
-        if (n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 42, 95, -1, "InputMetadataV41.rp_positions", "all(rp_positions == gather(positions, rp_query_index))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 42, 97, -1, "InputMetadataV41.rp_positions", "all(rp_positions == gather(positions, rp_query_index))", step_id}, bad, 0, true, shown);
+        if (n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 42, 97, -1, "InputMetadataV41.rp_positions", "all(rp_positions == gather(positions, rp_query_index))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* rp_swa_pivots: all(rp_swa_pivots >= 0) */
     do {
@@ -4173,7 +4251,284 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
         for (int64_t i = first; i < n; i++)
-        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 43, 96, -1, "InputMetadataV41.rp_swa_pivots", "all(rp_swa_pivots >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 43, 98, -1, "InputMetadataV41.rp_swa_pivots", "all(rp_swa_pivots >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
+    } while (0);
+    /* rp_swa_pivots: replay_mode == ReplayMode.COMPACT implies all(rp_swa_pivots[:, 1] + rp_swa_pivots[:, 3] == maximum(0, minimum(W, rp_positions + 1 - repeat(maximum(rp_floor, step.swa_valid_start), diff(rp_cu_q))))) */
+    if (level >= DI_LEVEL_FULL) if (step != NULL) do {
+        if (!di_readable(&rec->rp_swa_pivots)) continue;
+        const int32_t *f0 = rec->rp_swa_pivots.data; const int64_t n0 = di_size(&rec->rp_swa_pivots);
+        (void)f0; (void)n0;
+        if (!di_readable(&rec->rp_positions)) continue;
+        const int32_t *f1 = rec->rp_positions.data; const int64_t n1 = di_size(&rec->rp_positions);
+        (void)f1; (void)n1;
+        if (!di_readable(&rec->rp_floor)) continue;
+        const int32_t *f2 = rec->rp_floor.data; const int64_t n2 = di_size(&rec->rp_floor);
+        (void)f2; (void)n2;
+        if (!di_readable(&step->swa_valid_start)) continue;
+        const int32_t *f3 = step->swa_valid_start.data; const int64_t n3 = di_size(&step->swa_valid_start);
+        (void)f3; (void)n3;
+        if (!di_readable(&rec->rp_cu_q)) continue;
+        const int32_t *f4 = rec->rp_cu_q.data; const int64_t n4 = di_size(&rec->rp_cu_q);
+        (void)f4; (void)n4;
+        if (!((int64_t)l->replay_mode == INT64_C(2))) continue;
+        const int64_t n = di_min((n0 / 4), n1); int64_t bad = -1; int64_t shown = 0; int64_t i = 0;
+        int64_t j1 = -1, left1 = 0, at1 = -1; int wrong1 = 0;
+        int64_t value1 = 0;
+        for (; i < n; i++) {
+            while (left1 == 0 && j1 + 1 < di_min(di_min(di_max(n4 - 1, 0), n2), n3)) {
+                j1++;
+                left1 = di_sub(((int64_t)f4[(j1 + 1)]), ((int64_t)f4[j1]));
+                value1 = di_max(((int64_t)f2[j1]), ((int64_t)f3[j1]));
+                at1 = -1;
+                if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
+            }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i * 4 + 1]); break; }
+            left1--; at1++;
+            if (!(di_add(((int64_t)f0[i * 4 + 1]), ((int64_t)f0[i * 4 + 3])) == di_max(INT64_C(0), di_min((int64_t)l->window, di_sub(di_add(((int64_t)f1[i]), INT64_C(1)), value1))))) { bad = i; shown = ((int64_t)f0[i * 4 + 1]); break; }
+        }
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 43, 99, -1, "InputMetadataV41.rp_swa_pivots", "replay_mode == ReplayMode.COMPACT implies all(rp_swa_pivots[:, 1] + rp_swa_pivots[:, 3] == maximum(0, minimum(W, rp_positions + 1 - repeat(maximum(rp_floor, step.swa_valid_start), diff(rp_cu_q)))))", step_id}, bad, 0, true, shown);
+        int rest2 = left1 != 0 || wrong1 || di_max(n4 - 1, 0) != n2 || di_max(n4 - 1, 0) != n3;
+        for (j1++; !rest2 && j1 < di_min(di_min(di_max(n4 - 1, 0), n2), n3); j1++) {  rest2 = di_sub(((int64_t)f4[(j1 + 1)]), ((int64_t)f4[j1])) != 0; }
+        if ((n0 / 4) != n1 || rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 43, 99, -1, "InputMetadataV41.rp_swa_pivots", "replay_mode == ReplayMode.COMPACT implies all(rp_swa_pivots[:, 1] + rp_swa_pivots[:, 3] == maximum(0, minimum(W, rp_positions + 1 - repeat(maximum(rp_floor, step.swa_valid_start), diff(rp_cu_q)))))", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 1]) : 0));
+    } while (0);
+    /* rp_swa_pivots: replay_mode == ReplayMode.COMPACT implies all(rp_swa_pivots[:, 3] == maximum(0, minimum(minimum(W, rp_positions + 1 - repeat(maximum(rp_floor, step.swa_valid_start), diff(rp_cu_q))), rp_positions + 1 - repeat(diff(cu_seqlens_k) - diff(cu_seqlens_q), diff(rp_cu_q))))) */
+    if (level >= DI_LEVEL_FULL) if (step != NULL) do {
+        if (!di_readable(&rec->rp_swa_pivots)) continue;
+        const int32_t *f0 = rec->rp_swa_pivots.data; const int64_t n0 = di_size(&rec->rp_swa_pivots);
+        (void)f0; (void)n0;
+        if (!di_readable(&rec->rp_positions)) continue;
+        const int32_t *f1 = rec->rp_positions.data; const int64_t n1 = di_size(&rec->rp_positions);
+        (void)f1; (void)n1;
+        if (!di_readable(&rec->rp_floor)) continue;
+        const int32_t *f2 = rec->rp_floor.data; const int64_t n2 = di_size(&rec->rp_floor);
+        (void)f2; (void)n2;
+        if (!di_readable(&step->swa_valid_start)) continue;
+        const int32_t *f3 = step->swa_valid_start.data; const int64_t n3 = di_size(&step->swa_valid_start);
+        (void)f3; (void)n3;
+        if (!di_readable(&rec->rp_cu_q)) continue;
+        const int32_t *f4 = rec->rp_cu_q.data; const int64_t n4 = di_size(&rec->rp_cu_q);
+        (void)f4; (void)n4;
+        if (!di_readable(&rec->base.cu_seqlens_k)) continue;
+        const int32_t *f5 = rec->base.cu_seqlens_k.data; const int64_t n5 = di_size(&rec->base.cu_seqlens_k);
+        (void)f5; (void)n5;
+        if (!di_readable(&rec->base.cu_seqlens_q)) continue;
+        const int32_t *f6 = rec->base.cu_seqlens_q.data; const int64_t n6 = di_size(&rec->base.cu_seqlens_q);
+        (void)f6; (void)n6;
+        if (!((int64_t)l->replay_mode == INT64_C(2))) continue;
+        const int64_t n = di_min((n0 / 4), n1); int64_t bad = -1; int64_t shown = 0; int64_t i = 0;
+        int64_t j1 = -1, left1 = 0, at1 = -1; int wrong1 = 0;
+        int64_t value1 = 0;
+        int64_t j3 = -1, left3 = 0, at3 = -1; int wrong3 = 0;
+        int64_t value3 = 0;
+        for (; i < n; i++) {
+            while (left1 == 0 && j1 + 1 < di_min(di_min(di_max(n4 - 1, 0), n2), n3)) {
+                j1++;
+                left1 = di_sub(((int64_t)f4[(j1 + 1)]), ((int64_t)f4[j1]));
+                value1 = di_max(((int64_t)f2[j1]), ((int64_t)f3[j1]));
+                at1 = -1;
+                if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
+            }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i * 4 + 3]); break; }
+            left1--; at1++;
+            while (left3 == 0 && j3 + 1 < di_min(di_min(di_max(n4 - 1, 0), di_max(n5 - 1, 0)), di_max(n6 - 1, 0))) {
+                j3++;
+                left3 = di_sub(((int64_t)f4[(j3 + 1)]), ((int64_t)f4[j3]));
+                value3 = di_sub(di_sub(((int64_t)f5[(j3 + 1)]), ((int64_t)f5[j3])), di_sub(((int64_t)f6[(j3 + 1)]), ((int64_t)f6[j3])));
+                at3 = -1;
+                if (left3 < 0) { wrong3 = 1; left3 = 0; break; }
+            }
+            if (wrong3 || left3 == 0) { bad = i; shown = ((int64_t)f0[i * 4 + 3]); break; }
+            left3--; at3++;
+            if (!(((int64_t)f0[i * 4 + 3]) == di_max(INT64_C(0), di_min(di_min((int64_t)l->window, di_sub(di_add(((int64_t)f1[i]), INT64_C(1)), value1)), di_sub(di_add(((int64_t)f1[i]), INT64_C(1)), value3))))) { bad = i; shown = ((int64_t)f0[i * 4 + 3]); break; }
+        }
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 43, 100, -1, "InputMetadataV41.rp_swa_pivots", "replay_mode == ReplayMode.COMPACT implies all(rp_swa_pivots[:, 3] == maximum(0, minimum(minimum(W, rp_positions + 1 - repeat(maximum(rp_floor, step.swa_valid_start), diff(rp_cu_q))), rp_positions + 1 - repeat(diff(cu_seqlens_k) - diff(cu_seqlens_q), diff(rp_cu_q)))))", step_id}, bad, 0, true, shown);
+        int rest2 = left1 != 0 || wrong1 || di_max(n4 - 1, 0) != n2 || di_max(n4 - 1, 0) != n3;
+        for (j1++; !rest2 && j1 < di_min(di_min(di_max(n4 - 1, 0), n2), n3); j1++) {  rest2 = di_sub(((int64_t)f4[(j1 + 1)]), ((int64_t)f4[j1])) != 0; }
+        int rest4 = left3 != 0 || wrong3 || di_max(n4 - 1, 0) != di_max(n5 - 1, 0) || di_max(n4 - 1, 0) != di_max(n6 - 1, 0);
+        for (j3++; !rest4 && j3 < di_min(di_min(di_max(n4 - 1, 0), di_max(n5 - 1, 0)), di_max(n6 - 1, 0)); j3++) {  rest4 = di_sub(((int64_t)f4[(j3 + 1)]), ((int64_t)f4[j3])) != 0; }
+        if ((n0 / 4) != n1 || rest2 || rest4) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 43, 100, -1, "InputMetadataV41.rp_swa_pivots", "replay_mode == ReplayMode.COMPACT implies all(rp_swa_pivots[:, 3] == maximum(0, minimum(minimum(W, rp_positions + 1 - repeat(maximum(rp_floor, step.swa_valid_start), diff(rp_cu_q))), rp_positions + 1 - repeat(diff(cu_seqlens_k) - diff(cu_seqlens_q), diff(rp_cu_q)))))", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 3]) : 0));
+    } while (0);
+    /* rp_swa_pivots: replay_mode == ReplayMode.COMPACT implies all(rp_swa_pivots[:, 1] > 0 implies rp_swa_pivots[:, 0] + rp_swa_pivots[:, 1] == (repeat(arange(N), diff(rp_cu_q)) + 1) * W) */
+    if (level >= DI_LEVEL_FULL) do {
+        if (!di_readable(&rec->rp_swa_pivots)) continue;
+        const int32_t *f0 = rec->rp_swa_pivots.data; const int64_t n0 = di_size(&rec->rp_swa_pivots);
+        (void)f0; (void)n0;
+        if (!di_readable(&rec->rp_cu_q)) continue;
+        const int32_t *f1 = rec->rp_cu_q.data; const int64_t n1 = di_size(&rec->rp_cu_q);
+        (void)f1; (void)n1;
+        const int64_t d_N = (int64_t)rec->base.num_reqs;
+        if (!((int64_t)l->replay_mode == INT64_C(2))) continue;
+        const int64_t n = (n0 / 4); int64_t bad = -1; int64_t shown = 0; int64_t i = 0;
+        int64_t j1 = -1, left1 = 0, at1 = -1; int wrong1 = 0;
+        int64_t value1 = 0;
+        for (; i < n; i++) {
+            while (left1 == 0 && j1 + 1 < di_min(di_max(n1 - 1, 0), di_max(d_N, 0))) {
+                j1++;
+                left1 = di_sub(((int64_t)f1[(j1 + 1)]), ((int64_t)f1[j1]));
+                value1 = (j1);
+                at1 = -1;
+                if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
+            }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i * 4 + 1]); break; }
+            left1--; at1++;
+            if (!(!((int32_t)(((int64_t)f0[i * 4 + 1])) > (int32_t)(INT64_C(0))) | (di_add(((int64_t)f0[i * 4 + 0]), ((int64_t)f0[i * 4 + 1])) == di_mul(di_add(value1, INT64_C(1)), (int64_t)l->window)))) { bad = i; shown = ((int64_t)f0[i * 4 + 1]); break; }
+        }
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 43, 101, -1, "InputMetadataV41.rp_swa_pivots", "replay_mode == ReplayMode.COMPACT implies all(rp_swa_pivots[:, 1] > 0 implies rp_swa_pivots[:, 0] + rp_swa_pivots[:, 1] == (repeat(arange(N), diff(rp_cu_q)) + 1) * W)", step_id}, bad, 0, true, shown);
+        int rest2 = left1 != 0 || wrong1 || di_max(n1 - 1, 0) != di_max(d_N, 0);
+        for (j1++; !rest2 && j1 < di_min(di_max(n1 - 1, 0), di_max(d_N, 0)); j1++) {  rest2 = di_sub(((int64_t)f1[(j1 + 1)]), ((int64_t)f1[j1])) != 0; }
+        if (rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 43, 101, -1, "InputMetadataV41.rp_swa_pivots", "replay_mode == ReplayMode.COMPACT implies all(rp_swa_pivots[:, 1] > 0 implies rp_swa_pivots[:, 0] + rp_swa_pivots[:, 1] == (repeat(arange(N), diff(rp_cu_q)) + 1) * W)", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 1]) : 0));
+    } while (0);
+    /* rp_swa_pivots: replay_mode == ReplayMode.COMPACT implies all(rp_swa_pivots[:, 3] > 0 implies rp_swa_pivots[:, 2] + rp_swa_pivots[:, 3] == N * W + arange(Tc) + 1) */
+    if (level >= DI_LEVEL_FULL) do {
+        if (!di_readable(&rec->rp_swa_pivots)) continue;
+        const int32_t *f0 = rec->rp_swa_pivots.data; const int64_t n0 = di_size(&rec->rp_swa_pivots);
+        (void)f0; (void)n0;
+        const int64_t d_N = (int64_t)rec->base.num_reqs;
+        const int64_t d_Tc = (int64_t)rec->rp_total_q;
+        if (!((int64_t)l->replay_mode == INT64_C(2))) continue;
+        const int64_t s1 = di_mul(d_N, (int64_t)l->window);
+        const int64_t first = 0, n = di_min((n0 / 4), di_max(d_Tc, 0)); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((!((int32_t)(((int64_t)f0[i * 4 + 3])) > (int32_t)(INT64_C(0))) | (di_add(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 3])) == di_add(di_add(s1, (i)), INT64_C(1)))) ? 0 : 1));
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(!((int32_t)(((int64_t)f0[i * 4 + 3])) > (int32_t)(INT64_C(0))) | (di_add(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 3])) == di_add(di_add(s1, (i)), INT64_C(1))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 43, 102, -1, "InputMetadataV41.rp_swa_pivots", "replay_mode == ReplayMode.COMPACT implies all(rp_swa_pivots[:, 3] > 0 implies rp_swa_pivots[:, 2] + rp_swa_pivots[:, 3] == N * W + arange(Tc) + 1)", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 3]));
+        if ((n0 / 4) != di_max(d_Tc, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 43, 102, -1, "InputMetadataV41.rp_swa_pivots", "replay_mode == ReplayMode.COMPACT implies all(rp_swa_pivots[:, 3] > 0 implies rp_swa_pivots[:, 2] + rp_swa_pivots[:, 3] == N * W + arange(Tc) + 1)", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 3]) : 0));
+    } while (0);
+    /* rp_swa_pivots: replay_mode == ReplayMode.MASK implies all(rp_swa_pivots[:, 1] + rp_swa_pivots[:, 3] == maximum(0, minimum(W, positions + 1 - repeat(maximum(rp_floor, step.swa_valid_start), diff(cu_seqlens_q))))) */
+    if (level >= DI_LEVEL_FULL) if (step != NULL) do {
+        if (!di_readable(&rec->rp_swa_pivots)) continue;
+        const int32_t *f0 = rec->rp_swa_pivots.data; const int64_t n0 = di_size(&rec->rp_swa_pivots);
+        (void)f0; (void)n0;
+        if (!di_readable(&rec->base.positions)) continue;
+        const int32_t *f1 = rec->base.positions.data; const int64_t n1 = di_size(&rec->base.positions);
+        (void)f1; (void)n1;
+        if (!di_readable(&rec->rp_floor)) continue;
+        const int32_t *f2 = rec->rp_floor.data; const int64_t n2 = di_size(&rec->rp_floor);
+        (void)f2; (void)n2;
+        if (!di_readable(&step->swa_valid_start)) continue;
+        const int32_t *f3 = step->swa_valid_start.data; const int64_t n3 = di_size(&step->swa_valid_start);
+        (void)f3; (void)n3;
+        if (!di_readable(&rec->base.cu_seqlens_q)) continue;
+        const int32_t *f4 = rec->base.cu_seqlens_q.data; const int64_t n4 = di_size(&rec->base.cu_seqlens_q);
+        (void)f4; (void)n4;
+        if (!((int64_t)l->replay_mode == INT64_C(1))) continue;
+        const int64_t n = di_min((n0 / 4), n1); int64_t bad = -1; int64_t shown = 0; int64_t i = 0;
+        int64_t j1 = -1, left1 = 0, at1 = -1; int wrong1 = 0;
+        int64_t value1 = 0;
+        for (; i < n; i++) {
+            while (left1 == 0 && j1 + 1 < di_min(di_min(di_max(n4 - 1, 0), n2), n3)) {
+                j1++;
+                left1 = di_sub(((int64_t)f4[(j1 + 1)]), ((int64_t)f4[j1]));
+                value1 = di_max(((int64_t)f2[j1]), ((int64_t)f3[j1]));
+                at1 = -1;
+                if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
+            }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i * 4 + 1]); break; }
+            left1--; at1++;
+            if (!(di_add(((int64_t)f0[i * 4 + 1]), ((int64_t)f0[i * 4 + 3])) == di_max(INT64_C(0), di_min((int64_t)l->window, di_sub(di_add(((int64_t)f1[i]), INT64_C(1)), value1))))) { bad = i; shown = ((int64_t)f0[i * 4 + 1]); break; }
+        }
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 43, 103, -1, "InputMetadataV41.rp_swa_pivots", "replay_mode == ReplayMode.MASK implies all(rp_swa_pivots[:, 1] + rp_swa_pivots[:, 3] == maximum(0, minimum(W, positions + 1 - repeat(maximum(rp_floor, step.swa_valid_start), diff(cu_seqlens_q)))))", step_id}, bad, 0, true, shown);
+        int rest2 = left1 != 0 || wrong1 || di_max(n4 - 1, 0) != n2 || di_max(n4 - 1, 0) != n3;
+        for (j1++; !rest2 && j1 < di_min(di_min(di_max(n4 - 1, 0), n2), n3); j1++) {  rest2 = di_sub(((int64_t)f4[(j1 + 1)]), ((int64_t)f4[j1])) != 0; }
+        if ((n0 / 4) != n1 || rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 43, 103, -1, "InputMetadataV41.rp_swa_pivots", "replay_mode == ReplayMode.MASK implies all(rp_swa_pivots[:, 1] + rp_swa_pivots[:, 3] == maximum(0, minimum(W, positions + 1 - repeat(maximum(rp_floor, step.swa_valid_start), diff(cu_seqlens_q)))))", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 1]) : 0));
+    } while (0);
+    /* rp_swa_pivots: replay_mode == ReplayMode.MASK implies all(rp_swa_pivots[:, 3] == maximum(0, minimum(minimum(W, positions + 1 - repeat(maximum(rp_floor, step.swa_valid_start), diff(cu_seqlens_q))), positions + 1 - repeat(diff(cu_seqlens_k) - diff(cu_seqlens_q), diff(cu_seqlens_q))))) */
+    if (level >= DI_LEVEL_FULL) if (step != NULL) do {
+        if (!di_readable(&rec->rp_swa_pivots)) continue;
+        const int32_t *f0 = rec->rp_swa_pivots.data; const int64_t n0 = di_size(&rec->rp_swa_pivots);
+        (void)f0; (void)n0;
+        if (!di_readable(&rec->base.positions)) continue;
+        const int32_t *f1 = rec->base.positions.data; const int64_t n1 = di_size(&rec->base.positions);
+        (void)f1; (void)n1;
+        if (!di_readable(&rec->rp_floor)) continue;
+        const int32_t *f2 = rec->rp_floor.data; const int64_t n2 = di_size(&rec->rp_floor);
+        (void)f2; (void)n2;
+        if (!di_readable(&step->swa_valid_start)) continue;
+        const int32_t *f3 = step->swa_valid_start.data; const int64_t n3 = di_size(&step->swa_valid_start);
+        (void)f3; (void)n3;
+        if (!di_readable(&rec->base.cu_seqlens_q)) continue;
+        const int32_t *f4 = rec->base.cu_seqlens_q.data; const int64_t n4 = di_size(&rec->base.cu_seqlens_q);
+        (void)f4; (void)n4;
+        if (!di_readable(&rec->base.cu_seqlens_k)) continue;
+        const int32_t *f5 = rec->base.cu_seqlens_k.data; const int64_t n5 = di_size(&rec->base.cu_seqlens_k);
+        (void)f5; (void)n5;
+        if (!((int64_t)l->replay_mode == INT64_C(1))) continue;
+        const int64_t n = di_min((n0 / 4), n1); int64_t bad = -1; int64_t shown = 0; int64_t i = 0;
+        int64_t j1 = -1, left1 = 0, at1 = -1; int wrong1 = 0;
+        int64_t value1 = 0;
+        int64_t j3 = -1, left3 = 0, at3 = -1; int wrong3 = 0;
+        int64_t value3 = 0;
+        for (; i < n; i++) {
+            while (left1 == 0 && j1 + 1 < di_min(di_min(di_max(n4 - 1, 0), n2), n3)) {
+                j1++;
+                left1 = di_sub(((int64_t)f4[(j1 + 1)]), ((int64_t)f4[j1]));
+                value1 = di_max(((int64_t)f2[j1]), ((int64_t)f3[j1]));
+                at1 = -1;
+                if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
+            }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i * 4 + 3]); break; }
+            left1--; at1++;
+            while (left3 == 0 && j3 + 1 < di_min(di_max(n4 - 1, 0), di_max(n5 - 1, 0))) {
+                j3++;
+                left3 = di_sub(((int64_t)f4[(j3 + 1)]), ((int64_t)f4[j3]));
+                value3 = di_sub(di_sub(((int64_t)f5[(j3 + 1)]), ((int64_t)f5[j3])), di_sub(((int64_t)f4[(j3 + 1)]), ((int64_t)f4[j3])));
+                at3 = -1;
+                if (left3 < 0) { wrong3 = 1; left3 = 0; break; }
+            }
+            if (wrong3 || left3 == 0) { bad = i; shown = ((int64_t)f0[i * 4 + 3]); break; }
+            left3--; at3++;
+            if (!(((int64_t)f0[i * 4 + 3]) == di_max(INT64_C(0), di_min(di_min((int64_t)l->window, di_sub(di_add(((int64_t)f1[i]), INT64_C(1)), value1)), di_sub(di_add(((int64_t)f1[i]), INT64_C(1)), value3))))) { bad = i; shown = ((int64_t)f0[i * 4 + 3]); break; }
+        }
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 43, 104, -1, "InputMetadataV41.rp_swa_pivots", "replay_mode == ReplayMode.MASK implies all(rp_swa_pivots[:, 3] == maximum(0, minimum(minimum(W, positions + 1 - repeat(maximum(rp_floor, step.swa_valid_start), diff(cu_seqlens_q))), positions + 1 - repeat(diff(cu_seqlens_k) - diff(cu_seqlens_q), diff(cu_seqlens_q)))))", step_id}, bad, 0, true, shown);
+        int rest2 = left1 != 0 || wrong1 || di_max(n4 - 1, 0) != n2 || di_max(n4 - 1, 0) != n3;
+        for (j1++; !rest2 && j1 < di_min(di_min(di_max(n4 - 1, 0), n2), n3); j1++) {  rest2 = di_sub(((int64_t)f4[(j1 + 1)]), ((int64_t)f4[j1])) != 0; }
+        int rest4 = left3 != 0 || wrong3 || di_max(n4 - 1, 0) != di_max(n5 - 1, 0);
+        for (j3++; !rest4 && j3 < di_min(di_max(n4 - 1, 0), di_max(n5 - 1, 0)); j3++) {  rest4 = di_sub(((int64_t)f4[(j3 + 1)]), ((int64_t)f4[j3])) != 0; }
+        if ((n0 / 4) != n1 || rest2 || rest4) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 43, 104, -1, "InputMetadataV41.rp_swa_pivots", "replay_mode == ReplayMode.MASK implies all(rp_swa_pivots[:, 3] == maximum(0, minimum(minimum(W, positions + 1 - repeat(maximum(rp_floor, step.swa_valid_start), diff(cu_seqlens_q))), positions + 1 - repeat(diff(cu_seqlens_k) - diff(cu_seqlens_q), diff(cu_seqlens_q)))))", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 3]) : 0));
+    } while (0);
+    /* rp_swa_pivots: replay_mode == ReplayMode.MASK implies all(rp_swa_pivots[:, 1] > 0 implies rp_swa_pivots[:, 0] + rp_swa_pivots[:, 1] == (repeat(arange(N), diff(cu_seqlens_q)) + 1) * W) */
+    if (level >= DI_LEVEL_FULL) do {
+        if (!di_readable(&rec->rp_swa_pivots)) continue;
+        const int32_t *f0 = rec->rp_swa_pivots.data; const int64_t n0 = di_size(&rec->rp_swa_pivots);
+        (void)f0; (void)n0;
+        if (!di_readable(&rec->base.cu_seqlens_q)) continue;
+        const int32_t *f1 = rec->base.cu_seqlens_q.data; const int64_t n1 = di_size(&rec->base.cu_seqlens_q);
+        (void)f1; (void)n1;
+        const int64_t d_N = (int64_t)rec->base.num_reqs;
+        if (!((int64_t)l->replay_mode == INT64_C(1))) continue;
+        const int64_t n = (n0 / 4); int64_t bad = -1; int64_t shown = 0; int64_t i = 0;
+        int64_t j1 = -1, left1 = 0, at1 = -1; int wrong1 = 0;
+        int64_t value1 = 0;
+        for (; i < n; i++) {
+            while (left1 == 0 && j1 + 1 < di_min(di_max(n1 - 1, 0), di_max(d_N, 0))) {
+                j1++;
+                left1 = di_sub(((int64_t)f1[(j1 + 1)]), ((int64_t)f1[j1]));
+                value1 = (j1);
+                at1 = -1;
+                if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
+            }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i * 4 + 1]); break; }
+            left1--; at1++;
+            if (!(!((int32_t)(((int64_t)f0[i * 4 + 1])) > (int32_t)(INT64_C(0))) | (di_add(((int64_t)f0[i * 4 + 0]), ((int64_t)f0[i * 4 + 1])) == di_mul(di_add(value1, INT64_C(1)), (int64_t)l->window)))) { bad = i; shown = ((int64_t)f0[i * 4 + 1]); break; }
+        }
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 43, 105, -1, "InputMetadataV41.rp_swa_pivots", "replay_mode == ReplayMode.MASK implies all(rp_swa_pivots[:, 1] > 0 implies rp_swa_pivots[:, 0] + rp_swa_pivots[:, 1] == (repeat(arange(N), diff(cu_seqlens_q)) + 1) * W)", step_id}, bad, 0, true, shown);
+        int rest2 = left1 != 0 || wrong1 || di_max(n1 - 1, 0) != di_max(d_N, 0);
+        for (j1++; !rest2 && j1 < di_min(di_max(n1 - 1, 0), di_max(d_N, 0)); j1++) {  rest2 = di_sub(((int64_t)f1[(j1 + 1)]), ((int64_t)f1[j1])) != 0; }
+        if (rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 43, 105, -1, "InputMetadataV41.rp_swa_pivots", "replay_mode == ReplayMode.MASK implies all(rp_swa_pivots[:, 1] > 0 implies rp_swa_pivots[:, 0] + rp_swa_pivots[:, 1] == (repeat(arange(N), diff(cu_seqlens_q)) + 1) * W)", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 1]) : 0));
+    } while (0);
+    /* rp_swa_pivots: replay_mode == ReplayMode.MASK implies all(rp_swa_pivots[:, 3] > 0 implies rp_swa_pivots[:, 2] + rp_swa_pivots[:, 3] == N * W + arange(T) + 1) */
+    if (level >= DI_LEVEL_FULL) do {
+        if (!di_readable(&rec->rp_swa_pivots)) continue;
+        const int32_t *f0 = rec->rp_swa_pivots.data; const int64_t n0 = di_size(&rec->rp_swa_pivots);
+        (void)f0; (void)n0;
+        const int64_t d_N = (int64_t)rec->base.num_reqs;
+        const int64_t d_T = (int64_t)rec->base.total_q;
+        if (!((int64_t)l->replay_mode == INT64_C(1))) continue;
+        const int64_t s1 = di_mul(d_N, (int64_t)l->window);
+        const int64_t first = 0, n = di_min((n0 / 4), di_max(d_T, 0)); int32_t wrong = 0;
+        for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((!((int32_t)(((int64_t)f0[i * 4 + 3])) > (int32_t)(INT64_C(0))) | (di_add(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 3])) == di_add(di_add(s1, (i)), INT64_C(1)))) ? 0 : 1));
+        if (wrong) for (int64_t i = first; i < n; i++)
+        if (!(!((int32_t)(((int64_t)f0[i * 4 + 3])) > (int32_t)(INT64_C(0))) | (di_add(((int64_t)f0[i * 4 + 2]), ((int64_t)f0[i * 4 + 3])) == di_add(di_add(s1, (i)), INT64_C(1))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 43, 106, -1, "InputMetadataV41.rp_swa_pivots", "replay_mode == ReplayMode.MASK implies all(rp_swa_pivots[:, 3] > 0 implies rp_swa_pivots[:, 2] + rp_swa_pivots[:, 3] == N * W + arange(T) + 1)", step_id}, i, 0, true, ((int64_t)f0[i * 4 + 3]));
+        if ((n0 / 4) != di_max(d_T, 0)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 43, 106, -1, "InputMetadataV41.rp_swa_pivots", "replay_mode == ReplayMode.MASK implies all(rp_swa_pivots[:, 3] > 0 implies rp_swa_pivots[:, 2] + rp_swa_pivots[:, 3] == N * W + arange(T) + 1)", step_id}, n, 0, true, (n < (n0 / 4) ? ((int64_t)f0[n * 4 + 3]) : 0));
     } while (0);
     /* rp_ks: all(rp_ks[r] == gather(ks[r], rp_query_index)) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_sparse[b]) continue;
@@ -4192,8 +4547,8 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             if (g1 < 0 || g1 >= n1) { bad = i; shown = ((int64_t)f0[i]); break; }
             if (!(((int64_t)f0[i]) == ((int64_t)f1[g1]))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 44, 97, (int32_t)r, "InputMetadataV41.rp_ks", "all(rp_ks[r] == gather(ks[r], rp_query_index))", step_id}, bad, 0, true, shown);
-        if (n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 44, 97, (int32_t)r, "InputMetadataV41.rp_ks", "all(rp_ks[r] == gather(ks[r], rp_query_index))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 44, 107, (int32_t)r, "InputMetadataV41.rp_ks", "all(rp_ks[r] == gather(ks[r], rp_query_index))", step_id}, bad, 0, true, shown);
+        if (n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 44, 107, (int32_t)r, "InputMetadataV41.rp_ks", "all(rp_ks[r] == gather(ks[r], rp_query_index))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
     /* rp_ke: all(rp_ke[r] == gather(ke[r], rp_query_index)) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_sparse[b]) continue;
@@ -4212,8 +4567,8 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             if (g1 < 0 || g1 >= n1) { bad = i; shown = ((int64_t)f0[i]); break; }
             if (!(((int64_t)f0[i]) == ((int64_t)f1[g1]))) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 45, 98, (int32_t)r, "InputMetadataV41.rp_ke", "all(rp_ke[r] == gather(ke[r], rp_query_index))", step_id}, bad, 0, true, shown);
-        if (n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 45, 98, (int32_t)r, "InputMetadataV41.rp_ke", "all(rp_ke[r] == gather(ke[r], rp_query_index))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 45, 108, (int32_t)r, "InputMetadataV41.rp_ke", "all(rp_ke[r] == gather(ke[r], rp_query_index))", step_id}, bad, 0, true, shown);
+        if (n0 != n2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 45, 108, (int32_t)r, "InputMetadataV41.rp_ke", "all(rp_ke[r] == gather(ke[r], rp_query_index))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     }
     /* rp_ca_offset_len: all(rp_ca_offset_len[r] >= 0) */
     for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_dense[b]) continue;
@@ -4223,7 +4578,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
         for (int64_t i = first; i < n; i++)
-        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 99, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r] >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 109, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r] >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     }
     /* rp_ca_offset_len: all(rp_ca_offset_len[r][:, 1] == (rp_positions + 1) // r) */
     if (level >= DI_LEVEL_FULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_dense[b]) continue;
@@ -4236,8 +4591,41 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t first = 0, n = di_min((n0 / 2), n1); int32_t wrong = 0;
         for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | ((((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r)) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
-        if (!(((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 100, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r][:, 1] == (rp_positions + 1) // r)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
-        if ((n0 / 2) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 100, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r][:, 1] == (rp_positions + 1) // r)", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 1]) : 0));
+        if (!(((int64_t)f0[i * 2 + 1]) == di_floordiv(di_add(((int64_t)f1[i]), INT64_C(1)), r))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 110, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r][:, 1] == (rp_positions + 1) // r)", step_id}, i, 0, true, ((int64_t)f0[i * 2 + 1]));
+        if ((n0 / 2) != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 110, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r][:, 1] == (rp_positions + 1) // r)", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 1]) : 0));
+    }
+    /* rp_ca_offset_len: all(rp_ca_offset_len[r][:, 0] == repeat(cumsum(maximum(1, diff(cu_seqlens_k) // r)) - maximum(1, diff(cu_seqlens_k) // r), diff(rp_cu_q))) */
+    if (level >= DI_LEVEL_FULL) for (int32_t b = 0; b < ratios; b++) { const int64_t r = l->ratios[b]; (void)r; if (!in_dense[b]) continue;
+        if (!di_readable(&rec->rp_ca_offset_len[b])) continue;
+        const int32_t *f0 = rec->rp_ca_offset_len[b].data; const int64_t n0 = di_size(&rec->rp_ca_offset_len[b]);
+        (void)f0; (void)n0;
+        if (!di_readable(&rec->base.cu_seqlens_k)) continue;
+        const int32_t *f1 = rec->base.cu_seqlens_k.data; const int64_t n1 = di_size(&rec->base.cu_seqlens_k);
+        (void)f1; (void)n1;
+        if (!di_readable(&rec->rp_cu_q)) continue;
+        const int32_t *f2 = rec->rp_cu_q.data; const int64_t n2 = di_size(&rec->rp_cu_q);
+        (void)f2; (void)n2;
+        const int64_t n = (n0 / 2); int64_t bad = -1; int64_t shown = 0; int64_t i = 0;
+        int64_t j1 = -1, left1 = 0, at1 = -1; int wrong1 = 0;
+        int64_t value1 = 0;
+        int64_t c2 = 0;
+        for (; i < n; i++) {
+            while (left1 == 0 && j1 + 1 < di_min(di_max(n2 - 1, 0), di_max(n1 - 1, 0))) {
+                j1++;
+                c2 = di_add(c2, di_max(INT64_C(1), di_floordiv(di_sub(((int64_t)f1[(j1 + 1)]), ((int64_t)f1[j1])), r)));
+                left1 = di_sub(((int64_t)f2[(j1 + 1)]), ((int64_t)f2[j1]));
+                value1 = di_sub(c2, di_max(INT64_C(1), di_floordiv(di_sub(((int64_t)f1[(j1 + 1)]), ((int64_t)f1[j1])), r)));
+                at1 = -1;
+                if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
+            }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i * 2 + 0]); break; }
+            left1--; at1++;
+            if (!(((int64_t)f0[i * 2 + 0]) == value1)) { bad = i; shown = ((int64_t)f0[i * 2 + 0]); break; }
+        }
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 111, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r][:, 0] == repeat(cumsum(maximum(1, diff(cu_seqlens_k) // r)) - maximum(1, diff(cu_seqlens_k) // r), diff(rp_cu_q)))", step_id}, bad, 0, true, shown);
+        int rest3 = left1 != 0 || wrong1 || di_max(n2 - 1, 0) != di_max(n1 - 1, 0);
+        for (j1++; !rest3 && j1 < di_min(di_max(n2 - 1, 0), di_max(n1 - 1, 0)); j1++) { c2 = di_add(c2, di_max(INT64_C(1), di_floordiv(di_sub(((int64_t)f1[(j1 + 1)]), ((int64_t)f1[j1])), r))); rest3 = di_sub(((int64_t)f2[(j1 + 1)]), ((int64_t)f2[j1])) != 0; }
+        if (rest3) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 46, 111, (int32_t)r, "InputMetadataV41.rp_ca_offset_len", "all(rp_ca_offset_len[r][:, 0] == repeat(cumsum(maximum(1, diff(cu_seqlens_k) // r)) - maximum(1, diff(cu_seqlens_k) // r), diff(rp_cu_q)))", step_id}, n, 0, true, (n < (n0 / 2) ? ((int64_t)f0[n * 2 + 0]) : 0));
     }
     /* rp_slot_swa: all(-1 <= rp_slot_swa < num_swa_slots * SW) */
     do {
@@ -4249,12 +4637,76 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(-1), di_sub(s2, 1))) continue;
         for (int64_t i = first; i < n; i++)
-        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 47, 101, -1, "InputMetadataV41.rp_slot_swa", "all(-1 <= rp_slot_swa < num_swa_slots * SW)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= di_narrow(s1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 47, 112, -1, "InputMetadataV41.rp_slot_swa", "all(-1 <= rp_slot_swa < num_swa_slots * SW)", step_id}, i, 0, true, ((int64_t)f0[i]));
+    } while (0);
+    /* rp_slot_swa: all(rp_slot_swa == where(rp_positions >= repeat(maximum(rp_floor, diff(cu_seqlens_k) - SW), diff(rp_cu_q)), repeat(swa_slot_idx, diff(rp_cu_q)) * SW + rp_positions % SW, -1)) */
+    if (level >= DI_LEVEL_FULL) do {
+        if (!di_readable(&rec->rp_slot_swa)) continue;
+        const int32_t *f0 = rec->rp_slot_swa.data; const int64_t n0 = di_size(&rec->rp_slot_swa);
+        (void)f0; (void)n0;
+        if (!di_readable(&rec->rp_positions)) continue;
+        const int32_t *f1 = rec->rp_positions.data; const int64_t n1 = di_size(&rec->rp_positions);
+        (void)f1; (void)n1;
+        if (!di_readable(&rec->rp_floor)) continue;
+        const int32_t *f2 = rec->rp_floor.data; const int64_t n2 = di_size(&rec->rp_floor);
+        (void)f2; (void)n2;
+        if (!di_readable(&rec->base.cu_seqlens_k)) continue;
+        const int32_t *f3 = rec->base.cu_seqlens_k.data; const int64_t n3 = di_size(&rec->base.cu_seqlens_k);
+        (void)f3; (void)n3;
+        if (!di_readable(&rec->rp_cu_q)) continue;
+        const int32_t *f4 = rec->rp_cu_q.data; const int64_t n4 = di_size(&rec->rp_cu_q);
+        (void)f4; (void)n4;
+        if (!di_readable(&rec->swa_slot_idx)) continue;
+        const int32_t *f5 = rec->swa_slot_idx.data; const int64_t n5 = di_size(&rec->swa_slot_idx);
+        (void)f5; (void)n5;
+        const int64_t n = di_min(n0, n1); int64_t bad = -1; int64_t shown = 0; int64_t i = 0;
+        int64_t j1 = -1, left1 = 0, at1 = -1; int wrong1 = 0;
+        int64_t value1 = 0;
+        int64_t j3 = -1, left3 = 0, at3 = -1; int wrong3 = 0;
+        int64_t value3 = 0;
+        for (; i < n; i++) {
+            while (left1 == 0 && j1 + 1 < di_min(di_min(di_max(n4 - 1, 0), n2), di_max(n3 - 1, 0))) {
+                j1++;
+                left1 = di_sub(((int64_t)f4[(j1 + 1)]), ((int64_t)f4[j1]));
+                value1 = di_max(((int64_t)f2[j1]), di_sub(di_sub(((int64_t)f3[(j1 + 1)]), ((int64_t)f3[j1])), (int64_t)l->swa_ring));
+                at1 = -1;
+                if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
+            }
+            if (wrong1 || left1 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
+            left1--; at1++;
+            while (left3 == 0 && j3 + 1 < di_min(di_max(n4 - 1, 0), n5)) {
+                j3++;
+                left3 = di_sub(((int64_t)f4[(j3 + 1)]), ((int64_t)f4[j3]));
+                value3 = ((int64_t)f5[j3]);
+                at3 = -1;
+                if (left3 < 0) { wrong3 = 1; left3 = 0; break; }
+            }
+            if (wrong3 || left3 == 0) { bad = i; shown = ((int64_t)f0[i]); break; }
+            left3--; at3++;
+            if (!(((int64_t)f0[i]) == ((((int64_t)f1[i]) >= value1) ? di_add(di_mul(value3, (int64_t)l->swa_ring), di_mod(((int64_t)f1[i]), (int64_t)l->swa_ring)) : INT64_C(-1)))) { bad = i; shown = ((int64_t)f0[i]); break; }
+        }
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 47, 113, -1, "InputMetadataV41.rp_slot_swa", "all(rp_slot_swa == where(rp_positions >= repeat(maximum(rp_floor, diff(cu_seqlens_k) - SW), diff(rp_cu_q)), repeat(swa_slot_idx, diff(rp_cu_q)) * SW + rp_positions % SW, -1))", step_id}, bad, 0, true, shown);
+        int rest2 = left1 != 0 || wrong1 || di_max(n4 - 1, 0) != n2 || di_max(n4 - 1, 0) != di_max(n3 - 1, 0);
+        for (j1++; !rest2 && j1 < di_min(di_min(di_max(n4 - 1, 0), n2), di_max(n3 - 1, 0)); j1++) {  rest2 = di_sub(((int64_t)f4[(j1 + 1)]), ((int64_t)f4[j1])) != 0; }
+        int rest4 = left3 != 0 || wrong3 || di_max(n4 - 1, 0) != n5;
+        for (j3++; !rest4 && j3 < di_min(di_max(n4 - 1, 0), n5); j3++) {  rest4 = di_sub(((int64_t)f4[(j3 + 1)]), ((int64_t)f4[j3])) != 0; }
+        if (n0 != n1 || rest2 || rest4) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 47, 113, -1, "InputMetadataV41.rp_slot_swa", "all(rp_slot_swa == where(rp_positions >= repeat(maximum(rp_floor, diff(cu_seqlens_k) - SW), diff(rp_cu_q)), repeat(swa_slot_idx, diff(rp_cu_q)) * SW + rp_positions % SW, -1))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+    } while (0);
+    /* rp_slot_swa: injective(rp_slot_swa) */
+    if (level >= DI_LEVEL_FULL) do {
+        if (!di_readable(&rec->rp_slot_swa)) continue;
+        const int32_t *f0 = rec->rp_slot_swa.data; const int64_t n0 = di_size(&rec->rp_slot_swa);
+        (void)f0; (void)n0;
+        const int64_t n = n0; const di_set set = di_set_open(l, n);
+        for (int64_t i = 0; i < n; i++) { const int64_t x = ((int64_t)f0[i]); bool found = false; if (x < 0) continue; 
+            if (set.slots != NULL) found = di_set_find(set, x, true);
+            else for (int64_t k = 0; k < i && !found; k++) found = ((int64_t)f0[k]) == x;
+            if (found) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 47, 114, -1, "InputMetadataV41.rp_slot_swa", "injective(rp_slot_swa)", step_id}, i, 0, true, x); }
     } while (0);
     /* rp_total_q: 0 <= rp_total_q <= T */
     do {
         const int64_t d_T = (int64_t)rec->base.total_q;
-        if (!((INT64_C(0) <= (int64_t)rec->rp_total_q) && ((int64_t)rec->rp_total_q <= d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 48, 102, -1, "InputMetadataV41.rp_total_q", "0 <= rp_total_q <= T", step_id}, -1, 0, true, (int64_t)rec->rp_total_q);
+        if (!((INT64_C(0) <= (int64_t)rec->rp_total_q) && ((int64_t)rec->rp_total_q <= d_T))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 48, 115, -1, "InputMetadataV41.rp_total_q", "0 <= rp_total_q <= T", step_id}, -1, 0, true, (int64_t)rec->rp_total_q);
     } while (0);
     /* fresh_ids: all(0 <= fresh_ids < V) */
     do {
@@ -4264,7 +4716,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(0), di_sub((int64_t)l->vocab_size, 1))) continue;
         for (int64_t i = first; i < n; i++)
-        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 53, 105, -1, "InputMetadataV41.fresh_ids", "all(0 <= fresh_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 53, 118, -1, "InputMetadataV41.fresh_ids", "all(0 <= fresh_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* ngram_win: all(ngram_win >= -1) */
     do {
@@ -4274,7 +4726,7 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t first = 0, n = n0;
         if (di_in_range(f0 + first, n - first, INT64_C(-1), INT32_MAX)) continue;
         for (int64_t i = first; i < n; i++)
-        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 54, 106, -1, "InputMetadataV41.ngram_win", "all(ngram_win >= -1)", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(-1)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 54, 119, -1, "InputMetadataV41.ngram_win", "all(ngram_win >= -1)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* row_slot_idx: all(0 <= row_slot_idx <= max_num_seqs and (row_slot_idx != 0 or not valid_token_mask)) */
     do {
@@ -4287,8 +4739,8 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
         const int64_t first = 0, n = di_min(n0, n1); int32_t wrong = 0;
         for (int64_t i = first; i < n; i++) wrong = (int32_t)(wrong | (((((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs))) & (((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) | (!(((int64_t)f1[i]) != 0)))) ? 0 : 1));
         if (wrong) for (int64_t i = first; i < n; i++)
-        if (!((((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs))) & (((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) | (!(((int64_t)f1[i]) != 0))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 55, 107, -1, "InputMetadataV41.row_slot_idx", "all(0 <= row_slot_idx <= max_num_seqs and (row_slot_idx != 0 or not valid_token_mask))", step_id}, i, 0, true, ((int64_t)f0[i]));
-        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 55, 107, -1, "InputMetadataV41.row_slot_idx", "all(0 <= row_slot_idx <= max_num_seqs and (row_slot_idx != 0 or not valid_token_mask))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (!((((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)((int64_t)l->max_num_seqs))) & (((int32_t)(((int64_t)f0[i])) != (int32_t)(INT64_C(0))) | (!(((int64_t)f1[i]) != 0))))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 55, 120, -1, "InputMetadataV41.row_slot_idx", "all(0 <= row_slot_idx <= max_num_seqs and (row_slot_idx != 0 or not valid_token_mask))", step_id}, i, 0, true, ((int64_t)f0[i]));
+        if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 55, 120, -1, "InputMetadataV41.row_slot_idx", "all(0 <= row_slot_idx <= max_num_seqs and (row_slot_idx != 0 or not valid_token_mask))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* row_slot_idx: all(row_slot_idx == repeat(step.row_slot, step.seqlens_q)) */
     if (level >= DI_LEVEL_FULL) if (step != NULL) do {
@@ -4316,10 +4768,51 @@ int di_check_input_metadata_v41_in(const di_input_metadata_v41 *rec, const di_sc
             left1--; at1++;
             if (!(((int64_t)f0[i]) == value1)) { bad = i; shown = ((int64_t)f0[i]); break; }
         }
-        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 55, 108, -1, "InputMetadataV41.row_slot_idx", "all(row_slot_idx == repeat(step.row_slot, step.seqlens_q))", step_id}, bad, 0, true, shown);
+        if (bad >= 0) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 55, 121, -1, "InputMetadataV41.row_slot_idx", "all(row_slot_idx == repeat(step.row_slot, step.seqlens_q))", step_id}, bad, 0, true, shown);
         int rest2 = left1 != 0 || wrong1 || n2 != n1;
         for (j1++; !rest2 && j1 < di_min(n2, n1); j1++) {  rest2 = ((int64_t)f2[j1]) != 0; }
-        if (rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 55, 108, -1, "InputMetadataV41.row_slot_idx", "all(row_slot_idx == repeat(step.row_slot, step.seqlens_q))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+        if (rest2) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 55, 121, -1, "InputMetadataV41.row_slot_idx", "all(row_slot_idx == repeat(step.row_slot, step.seqlens_q))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
+    } while (0);
+    /* rp_num_live: replay_mode == ReplayMode.COMPACT implies rp_num_live == sum(where(rp_positions >= repeat(rp_floor, diff(rp_cu_q)), 1, 0)) */
+    if (level >= DI_LEVEL_FULL) do {
+        if (!di_readable(&rec->rp_positions)) continue;
+        const int32_t *f0 = rec->rp_positions.data; const int64_t n0 = di_size(&rec->rp_positions);
+        (void)f0; (void)n0;
+        if (!di_readable(&rec->rp_floor)) continue;
+        const int32_t *f1 = rec->rp_floor.data; const int64_t n1 = di_size(&rec->rp_floor);
+        (void)f1; (void)n1;
+        if (!di_readable(&rec->rp_cu_q)) continue;
+        const int32_t *f2 = rec->rp_cu_q.data; const int64_t n2 = di_size(&rec->rp_cu_q);
+        (void)f2; (void)n2;
+        if (!((int64_t)l->replay_mode == INT64_C(2))) continue;
+        int64_t red3 = 0;
+        {
+            int64_t j1 = -1, left1 = 0, at1 = -1; int wrong1 = 0;
+            int64_t value1 = 0;
+            for (int64_t i = 0; i < n0; i++) {
+                while (left1 == 0 && j1 + 1 < di_min(di_max(n2 - 1, 0), n1)) {
+                    j1++;
+                    left1 = di_sub(((int64_t)f2[(j1 + 1)]), ((int64_t)f2[j1]));
+                    value1 = ((int64_t)f1[j1]);
+                    at1 = -1;
+                    if (left1 < 0) { wrong1 = 1; left1 = 0; break; }
+                }
+                if (wrong1 || left1 == 0) { break; }
+                left1--; at1++;
+                red3 = di_add(red3, ((((int64_t)f0[i]) >= value1) ? INT64_C(1) : INT64_C(0)));
+            }
+        }
+        if (!((int64_t)rec->rp_num_live == red3)) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 56, 123, -1, "InputMetadataV41.rp_num_live", "replay_mode == ReplayMode.COMPACT implies rp_num_live == sum(where(rp_positions >= repeat(rp_floor, diff(rp_cu_q)), 1, 0))", step_id}, -1, 0, true, (int64_t)rec->rp_num_live);
+    } while (0);
+    /* rp_floor: all(rp_floor >= 0) */
+    do {
+        if (!di_readable(&rec->rp_floor)) continue;
+        const int32_t *f0 = rec->rp_floor.data; const int64_t n0 = di_size(&rec->rp_floor);
+        (void)f0; (void)n0;
+        const int64_t first = 0, n = n0;
+        if (di_in_range(f0 + first, n - first, INT64_C(0), INT32_MAX)) continue;
+        for (int64_t i = first; i < n; i++)
+        if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA_V41, 57, 124, -1, "InputMetadataV41.rp_floor", "all(rp_floor >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     return 0;
 }
@@ -6623,6 +7116,8 @@ static const char *const fields_input_metadata_v41[] = {
     "fresh_ids:i32[N, Q]",
     "ngram_win:i32[N, K + G - 1]",
     "row_slot_idx:i32[T]",
+    "rp_num_live:i32",
+    "rp_floor:i32[N]",
 };
 static const uint64_t chain_sampler_inputs[] = DI_CHAIN_SAMPLER_INPUTS;
 static const char *const fields_sampler_inputs[] = {
@@ -6723,7 +7218,7 @@ static const di_contract_info contracts[] = {
     {"InputMetadata", "1.0", DI_FIELDS_INPUT_METADATA, (uint32_t)sizeof(di_input_metadata),
      chain_input_metadata, "72e5ca85869553b5fc336e142f7bae030a08fd110186d367df2e7f76d2c226f4", fields_input_metadata},
     {"InputMetadataV41", "1.0", DI_FIELDS_INPUT_METADATA_V41, (uint32_t)sizeof(di_input_metadata_v41),
-     chain_input_metadata_v41, "8dd0b0128cf0f4bbe347896d6e7756e550a6ad5114b2b585f4f100ecf56bf3a0", fields_input_metadata_v41},
+     chain_input_metadata_v41, "01a72f9a7fbaa129777d7676e9ebae3967379642e70228f3a1cd20dddb23810d", fields_input_metadata_v41},
     {"SamplerInputs", "1.0", DI_FIELDS_SAMPLER_INPUTS, (uint32_t)sizeof(di_sampler_inputs),
      chain_sampler_inputs, "c4d8bcf19f1af3e91e13a665306ed239035e578d6a2d20377057af42bbbf08a6", fields_sampler_inputs},
     {"SamplerOutput", "1.0", DI_FIELDS_SAMPLER_OUTPUT, (uint32_t)sizeof(di_sampler_output),

@@ -60,6 +60,19 @@ int di_client_create(di_core *c, const di_request *r, di_seq **out)
     return code ? code : di_seq_create(&c->clients.bins, r, &c->cfg, (c->cfg.depth + 1) * c->dim.q, out);
 }
 
+int di_command_check_replay(const di_request *r, const di_config *k)
+{
+    if (r->replay_mode < -1 || r->replay_mode > k->replay_mode)
+        return di_fail(DI_E_ARG, "Request", "replay_mode", "is %d, the range is -1 .. %d, the mode of the config",
+                       r->replay_mode, k->replay_mode);
+    int32_t mode = r->replay_mode < 0 ? k->replay_mode : r->replay_mode;
+    if (r->prompt_logprobs && mode != DI_REPLAY_OFF)
+        return di_fail(DI_E_ARG, "Request", "prompt_logprobs",
+                       "is 1: with replay_mode %d and replay_keep %d some prompt positions have no logits", mode,
+                       k->replay_keep);
+    return 0;
+}
+
 int di_submit(di_core *c, const di_request *r, uint64_t *uid)
 {
     if (!c || !r || !uid) return di_fail(DI_E_ARG, "Request", "", "a NULL argument");
@@ -68,9 +81,7 @@ int di_submit(di_core *c, const di_request *r, uint64_t *uid)
         return di_fail(DI_E_ARG, "Request", "engine_type",
                        "is 2 (COMPLETION): it computes no prompt, di_reserve is its way in");
     int code = di_request_check(r, c->cfg.vocab_size);
-    if (!code && r->prompt_logprobs && c->cfg.replay_keep)
-        code = di_fail(DI_E_ARG, "Request", "prompt_logprobs",
-                       "is 1: with replay_keep %d some prompt positions have no logits", c->cfg.replay_keep);
+    if (!code) code = di_command_check_replay(r, &c->cfg);
     if (code) return code;
     di_clients *cl = &c->clients;
     di_seq *s = NULL;

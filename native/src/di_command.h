@@ -32,6 +32,10 @@ di_seq *di_command_pop(di_clients *cl, uint8_t *commands);
 /* Forget the commands of a request that ended. Lock held. */
 void di_command_remove(di_clients *cl, di_seq *s);
 
+/* Refuse a replay mode that the inputs of this core cannot carry: COMPACT inputs say every row's windows, MASK inputs
+ * those of all rows. And log-probabilities of a prompt of which rows are left out. */
+int di_command_check_replay(const di_request *r, const di_config *k);
+
 struct di_core;
 /* di_seq_create with this core's sizes. Client lock held. */
 int di_client_create(struct di_core *c, const di_request *r, di_seq **out);

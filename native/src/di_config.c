@@ -4,6 +4,7 @@
 
 #include "di_error.h"
 #include "di_limbo.h"
+#include "di_prefix.h"
 
 enum { MAX_SEQS = 65535, TABLE_ALIGN = 64, MAX_NGRAM = 16 };
 static const int64_t MAX_TIME_NS = (int64_t)1 << 50;
@@ -67,7 +68,11 @@ static int check_ranges(const di_config *k)
     REQUIRE(verify_lengths, k->verify_lengths == 0 || k->verify_lengths == 1, "0 (fixed) or 1 (confidence)");
     REQUIRE(prefix_cache, k->prefix_cache == 0 || k->prefix_cache == 1, "0 or 1");
     REQUIRE(replay_len, k->replay_len >= 0 && k->replay_len <= 1 << 28, "0 .. 2**28");
+    REQUIRE(replay_mode, k->replay_mode >= DI_REPLAY_OFF && k->replay_mode <= DI_REPLAY_COMPACT,
+            "0 (off), 1 (mask) or 2 (compact)");
     REQUIRE(replay_keep, k->replay_keep >= 0 && k->replay_keep <= 1 << 28, "0 .. 2**28");
+    REQUIRE(replay_exact, k->replay_exact == 0 || k->replay_exact == 1, "0 or 1");
+    REQUIRE(replay_len_kept, k->replay_len_kept >= 0 && k->replay_len_kept <= 1 << 28, "0 .. 2**28");
     REQUIRE(prefix_hash_bits, k->prefix_hash_bits >= 0 && k->prefix_hash_bits <= 128, "0 .. 128");
     if (!(k->prefill_watermark > 0 && k->prefill_watermark <= 1))
         return di_fail(DI_E_CONFIG, "", "prefill_watermark", "is %g, the bound is (0, 1]", k->prefill_watermark);
@@ -136,19 +141,25 @@ static int check_prefix(const di_config *k, const di_derived *d)
 {
     if (k->replay_len && k->replay_len < k->window)
         return outside_at("replay_len", k->replay_len, "0, or >= window", k->window);
-    if (k->replay_keep && k->replay_keep < k->window + d->backtrack)
-        return outside_at("replay_keep", k->replay_keep, "0, or >= window + backtrack",
-                          (int64_t)k->window + d->backtrack);
+    if (k->replay_len_kept && k->replay_len_kept < k->window)
+        return outside_at("replay_len_kept", k->replay_len_kept, "0, or >= window", k->window);
+    if (k->replay_mode == DI_REPLAY_OFF && k->replay_keep)
+        return outside("replay_keep", k->replay_keep, "0 with replay_mode 0 (off)");
+    if (k->replay_mode != DI_REPLAY_OFF && k->window == 0)
+        return outside("replay_mode", k->replay_mode, "0 (off) without a window");
+    if (k->replay_mode != DI_REPLAY_OFF && k->replay_keep < k->window + d->backtrack)
+        return outside_at("replay_keep", k->replay_keep, ">= window + backtrack", (int64_t)k->window + d->backtrack);
     if (!k->prefix_cache) return 0;
-    int64_t replay = k->replay_len ? k->replay_len : k->window;
-    int64_t blocks = (replay + k->block_size) / k->block_size, shortest = blocks * k->block_size + 1;
-    if (shortest < (int64_t)k->replay_keep + 1) shortest = (int64_t)k->replay_keep + 1;
+    int32_t replay = di_prefix_replay_len(k, k->replay_mode);
+    int64_t blocks = (replay + (int64_t)k->block_size) / k->block_size, shortest = blocks * k->block_size + 1;
+    int64_t kept = k->replay_keep ? (int64_t)k->replay_keep + (k->replay_exact ? replay : 0) + 1 : 0;
+    if (shortest < kept) shortest = kept;
     int64_t longest = (int64_t)(k->num_blocks - 1) * k->block_size;
     if (longest > d->prompt_limit) longest = d->prompt_limit;
     if (shortest <= longest) return 0;
     return di_fail(DI_E_CONFIG, "", "prefix_cache",
-                   "is 1, but no prompt can ever hit: with block_size %d, replay_len %lld and replay_keep %d a hit "
-                   "needs %lld tokens, the longest prompt has %lld", k->block_size, (long long)replay, k->replay_keep,
+                   "is 1, but no prompt can ever hit: with block_size %d, replay_len %d and replay_keep %d a hit "
+                   "needs %lld tokens, the longest prompt has %lld", k->block_size, replay, k->replay_keep,
                    (long long)shortest, (long long)longest);
 }
 
@@ -186,7 +197,7 @@ void di_config_limits(const di_config *k, const di_derived *d, di_limits *out)
         .vocab_size = k->vocab_size, .window = k->window, .swa_ring = d->swa_ring, .backtrack = d->backtrack,
         .num_ratios = d->num_ratios, .num_ratios_sparse = k->num_ratios_sparse,
         .num_ratios_dense = k->num_ratios_dense, .ngram = k->ngram, .max_blocks = d->max_blocks, .cp = 1,
-        .persistent_tables = 1, .csr_tables = k->csr_tables,
+        .persistent_tables = 1, .csr_tables = k->csr_tables, .replay_mode = k->replay_mode,
     };
     memcpy(out->ratios, d->ratios, sizeof out->ratios);
     memcpy(out->ratios_sparse, k->ratios_sparse, sizeof out->ratios_sparse);

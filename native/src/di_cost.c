@@ -20,18 +20,6 @@ static int64_t keys_up_to(int64_t n, int64_t r, int64_t cap)
     return b * (n + 1) - r * b * (b + 1) / 2 + rest;
 }
 
-static int64_t pairs_of(const di_cost_kind *k, const di_cost_row *row)
-{
-    int64_t begin = row->start, end = begin + row->q;
-    if (k->shift) {
-        int64_t first = row->valid_start < row->start ? row->valid_start : row->start;
-        begin -= first;
-        end -= first;
-    }
-    int64_t r = (int64_t)k->ratio * k->block, up = (int64_t)k->ratio * (k->block - 1);
-    return keys_up_to(end + up, r, k->cap) - keys_up_to(begin + up, r, k->cap);
-}
-
 /* Rows of the decoder half: of a long prompt the last keep, but at least one of each chunk (3.7). */
 static int64_t kept_rows(const di_cost_model *m, const di_cost_row *row)
 {
@@ -41,12 +29,30 @@ static int64_t kept_rows(const di_cost_model *m, const di_cost_row *row)
     return clip < row->q ? row->q - clip : 1;
 }
 
+static int64_t pairs_of(const di_cost_model *m, const di_cost_kind *k, const di_cost_row *row)
+{
+    int64_t begin = row->start, end = begin + row->q;
+    int64_t first = row->valid_start < row->start ? row->valid_start : row->start;
+    if (k->kept && m->keep > 0) {
+        int64_t floor = (int64_t)row->full_len - m->keep;
+        begin = end - kept_rows(m, row);
+        if (first < floor) first = floor;
+        if (k->shift && end <= first) return 0;     /* the row that stays of a chunk in front of them sees no window */
+    }
+    if (k->shift) {
+        begin -= first;
+        end -= first;
+    }
+    int64_t r = (int64_t)k->ratio * k->block, up = (int64_t)k->ratio * (k->block - 1);
+    return keys_up_to(end + up, r, k->cap) - keys_up_to(begin + up, r, k->cap);
+}
+
 static di_wide row_cost(const di_cost_model *m, const di_cost_row *row)
 {
     di_wide cost = (di_wide)m->row * row->q + (di_wide)m->kept * kept_rows(m, row);
     cost += (di_wide)m->logit * row->logit_rows;
     for (int32_t i = 0; i < m->num_kinds; i++)
-        cost += (di_wide)m->kind[i].pair * m->kind[i].block * pairs_of(&m->kind[i], row);
+        cost += (di_wide)m->kind[i].pair * m->kind[i].block * pairs_of(m, &m->kind[i], row);
     return cost + m->seq;
 }
 
@@ -85,6 +91,7 @@ static int check_kind(const di_cost_kind *k)
     if (k->ratio < 1 || k->ratio > MAX_UNIT) return refuse("kind.ratio", k->ratio, "1 .. 65536");
     if (k->cap < 0) return refuse("kind.cap", k->cap, ">= 0");
     if (k->shift < 0 || k->shift > 1) return refuse("kind.shift", k->shift, "0 or 1");
+    if (k->kept < 0 || k->kept > 1) return refuse("kind.kept", k->kept, "0 or 1");
     if (k->block < 1 || k->block > MAX_UNIT) return refuse("kind.block", k->block, "1 .. 65536");
     return 0;
 }
@@ -160,9 +167,11 @@ int di_cost_chunk(const di_cost_model *model, const di_cost_row *rows, int n, co
 }
 
 /* A request that is not admitted yet begins where its prefix hit does, and its window there too. */
-static di_cost_row prefill_row(const di_seq *s, int32_t start, int32_t q)
+static di_cost_row prefill_row(const di_core *c, const di_seq *s, int32_t start, int32_t q)
 {
-    return (di_cost_row){.start = start, .q = q, .full_len = s->len, .logit_rows = 1,
+    /* Rows of the decoder half are left out in front of keep_from only, which no recomputation moves. */
+    int32_t full_len = s->replay_mode == DI_REPLAY_COMPACT ? s->keep_from + c->cfg.replay_keep : 0;
+    return (di_cost_row){.start = start, .q = q, .full_len = full_len, .logit_rows = 1,
                          .valid_start = s->row_slot ? s->swa_valid_start : start};
 }
 
@@ -207,30 +216,30 @@ int32_t di_cost_limit(di_core *c, const di_step *step, const di_seq *s, int32_t 
     const di_cost_model *m = &k->model[DI_STEP_PREFILL];
     for (; k->counted < step->n; k->counted++) {
         const di_row *r = &step->rows[k->counted];
-        di_cost_row row = prefill_row(r->seq, r->start, r->q);
+        di_cost_row row = prefill_row(c, r->seq, r->start, r->q);
         k->batch = add(k->batch, row_cost(m, &row));
     }
-    di_cost_row next = prefill_row(s, start, q);
+    di_cost_row next = prefill_row(c, s, start, q);
     int32_t least = c->cfg.chunked_prefill ? c->cfg.min_chunk : q;
     return chunk_within(m, k->batch, k->fixed[DI_STEP_PREFILL], k->budget_ns, &next, least, step->n == 0);
 }
 
-static di_cost_row row_of(const di_step *step, int32_t i)
+static di_cost_row row_of(const di_core *c, const di_step *step, int32_t i)
 {
     const di_row *r = &step->rows[i];
-    return step->kind == DI_STEP_DECODE ? decode_row(r->start, r->q) : prefill_row(r->seq, r->start, r->q);
+    return step->kind == DI_STEP_DECODE ? decode_row(r->start, r->q) : prefill_row(c, r->seq, r->start, r->q);
 }
 
 /* Counts are summed as integers and weighted once, so that the result does not depend on the order of the rows. */
-static void publish_flops(const di_cost_model *m, const di_step *step, di_scheduler_outputs *out)
+static void publish_flops(const di_core *c, const di_cost_model *m, const di_step *step, di_scheduler_outputs *out)
 {
     int64_t rows = 0, kept = 0, logits = 0, pairs[DI_COST_KINDS] = {0};
     for (int32_t i = 0; i < step->n; i++) {
-        di_cost_row row = row_of(step, i);
+        di_cost_row row = row_of(c, step, i);
         rows += row.q;
         kept += kept_rows(m, &row);
         logits += row.logit_rows;
-        for (int32_t k = 0; k < m->num_kinds; k++) pairs[k] += pairs_of(&m->kind[k], &row) * m->kind[k].block;
+        for (int32_t k = 0; k < m->num_kinds; k++) pairs[k] += pairs_of(m, &m->kind[k], &row) * m->kind[k].block;
     }
     double attention = 0, others = (double)rows * m->row_flops;
     for (int32_t k = 0; k < m->num_kinds; k++) attention += (double)pairs[k] * m->kind[k].flops;
@@ -255,11 +264,11 @@ void di_cost_publish(di_core *c, const di_step *step, di_scheduler_outputs *out)
     const di_cost_model *m = &k->model[step->kind];
     di_wide sum = m->base;
     for (int32_t i = 0; i < step->n; i++) {
-        di_cost_row row = row_of(step, i);
+        di_cost_row row = row_of(c, step, i);
         sum = add(sum, row_cost(m, &row));
     }
     out->predicted_ns = ns_of(sum, k->fixed[step->kind]);
-    if (has_flops(m)) publish_flops(m, step, out);
+    if (has_flops(m)) publish_flops(c, m, step, out);
     if (step->kind == DI_STEP_DECODE || k->budget_ns == 0) return;
     out->budget_ns = k->budget_ns;
     if (out->predicted_ns <= k->budget_ns) return;

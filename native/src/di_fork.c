@@ -205,7 +205,8 @@ static di_request request_of(const di_seq *p, const di_fork_args *args)
         .repetition_penalty = p->sampling.repetition_penalty, .presence_penalty = p->sampling.presence_penalty,
         .frequency_penalty = p->sampling.frequency_penalty, .seed = args->seed, .prefix_lookup = p->prefix_lookup,
         .num_bias = p->n_bias, .bias_ids = p->bias_ids, .bias_values = p->bias_values,
-        .top_logprobs = p->top_logprobs, .logprobs_raw = (p->wants & DI_WANTS_RAW) != 0};
+        .top_logprobs = p->top_logprobs, .logprobs_raw = (p->wants & DI_WANTS_RAW) != 0,
+        .replay_mode = p->replay_mode};
 }
 
 /* A live request that is in no list yet. */
@@ -243,6 +244,7 @@ static int fork_request(di_core *c, uint64_t parent, const di_fork_args *args, u
     int code = create(c, &r, &s);
     if (code) return code;
     s->ticket = ++c->clients.submissions;
+    s->keep_from = p->keep_from;    /* of the prompt that was computed, however many tokens the child starts with */
     link_child(c, p, s);
     if (p->phase == DI_PHASE_RUNNING && !p->awaits_first) di_fork_ready(c, p);
     c->phase_count[DI_PHASE_WAITING]++;

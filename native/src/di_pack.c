@@ -25,7 +25,23 @@ static int create_v41(di_core *c, di_staging *s, size_t n, size_t t, size_t deco
         TAKE(swa_pivots, 4 * t);
         TAKE(swa_offset_len, 2 * decode_t);
     }
+    int is_compact = c->cfg.replay_mode == DI_REPLAY_COMPACT;
+    if (c->cfg.replay_mode != DI_REPLAY_OFF) {
+        TAKE(rp_floor, n);
+        TAKE(rp_swa_pivots, 4 * t);
+    }
+    if (is_compact) {
+        TAKE(rp_cu_q, n + 1);
+        TAKE(rp_query_index, t);
+        TAKE(rp_positions, t);
+        TAKE(rp_slot_swa, t);
+    }
     for (int32_t i = 0; i < c->dim.num_ratios; i++) {
+        if (is_compact) {
+            TAKE(ratio[i].rp_ks, t);
+            TAKE(ratio[i].rp_ke, t);
+            TAKE(ratio[i].rp_ca_offset_len, 2 * t);
+        }
         TAKE(ratio[i].positions_c, t + n);
         TAKE(ratio[i].slot_main, t + n);
         TAKE(ratio[i].cu_compressed_q, n + 1);

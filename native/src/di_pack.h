@@ -19,6 +19,8 @@ static inline int32_t di_pack_token(const di_core *c, const di_row *r, int32_t x
 /* input_ids, positions, ngram_token_ids of all rows. */
 void di_pack_common(const di_core *c, const di_step *step, di_staging *s, di_input_metadata *out);
 void di_pack_prefill(const di_core *c, const di_step *step, di_staging *s, di_input_metadata_v41 *out);
+/* What the decoder half of a prefill step reads where it keeps a part of the prompt rows; after di_pack_prefill. */
+void di_pack_replay(const di_core *c, const di_step *step, di_staging *s, di_input_metadata_v41 *out);
 void di_pack_decode(const di_core *c, const di_step *step, di_staging *s, di_input_metadata_v41 *out);
 
 /* What the device needs to feed rows that continue a step in flight: fresh_ids, ngram_win. */

@@ -121,4 +121,5 @@ void di_pack_prefill(const di_core *c, const di_step *step, di_staging *s, di_in
     out->swa_slot_idx = di_view_1d(s->swa_slot_idx, DI_DTYPE_I32, step->n);
     if (c->cfg.window) pack_window(c, step, s, out);
     for (int32_t i = 0; i < c->dim.num_ratios; i++) pack_ratio(c, step, &s->ratio[i], i, out);
+    if (c->cfg.replay_mode != DI_REPLAY_OFF) di_pack_replay(c, step, s, out);
 }

@@ -34,8 +34,10 @@ int di_prefix_init(di_prefix *x, di_arena *a, const di_config *k, di_unit_pool *
     x->salt = k->prefix_salt;
     x->epoch = 1;
     set_root(x);
-    x->replay_len = k->replay_len ? k->replay_len : k->window;
+    x->replay_len[0] = di_prefix_replay_len(k, DI_REPLAY_OFF);
+    x->replay_len[1] = di_prefix_replay_len(k, DI_REPLAY_COMPACT);
     x->replay_keep = k->replay_keep;
+    x->replay_exact = k->replay_exact;
     pool->evict = evicted;
     pool->evict_owner = x;
     return di_prefix_index_init(&x->index, a, k->num_blocks, k->block_size);
@@ -64,6 +66,17 @@ static const uint64_t *hash_of(const di_prefix *x, di_seq *s, int32_t at)
     return s->hashes + 2 * at;
 }
 
+/* Where a request with the blocks of [0, hit) goes on. The decoder half must compute the rows that it keeps: its last
+ * ones, or for an exact replay those of the prompt, with exact windows from the first of them on (2.10). */
+static int32_t start_of(const di_prefix *x, const di_seq *s, int32_t hit)
+{
+    int is_kept = s->replay_mode != DI_REPLAY_OFF;
+    int32_t start = hit - x->replay_len[is_kept];
+    if (!is_kept) return start;
+    int32_t most = x->replay_exact ? s->keep_from - x->replay_len[1] : s->len - x->replay_keep;
+    return start < most ? start : most;
+}
+
 di_hit di_prefix_match(const di_prefix *x, di_seq *s)
 {
     di_hit hit = {0};
@@ -79,8 +92,7 @@ di_hit di_prefix_match(const di_prefix *x, di_seq *s)
         parent = di_prefix_index_link(&x->index, block);
         hit.n_idle += x->pool->units[block].state == DI_UNIT_CACHED;
     }
-    hit.start = hit.n_blocks * size - x->replay_len;
-    if (x->replay_keep && hit.start > s->len - x->replay_keep) hit.start = s->len - x->replay_keep;
+    hit.start = start_of(x, s, hit.n_blocks * size);
     return hit.start > 0 ? hit : (di_hit){0};
 }
 

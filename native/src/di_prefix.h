@@ -5,8 +5,9 @@
  *           flight
  *   match   at admission, of as many full blocks as leave one token to run; H = their tokens
  *   replay  sliding windows and compressor states are not kept in blocks, so the last replay_len positions of a hit
- *           run again without storing to the shared blocks: start = max(0, min(H - replay_len, len - replay_keep)).
- *           A hit with start 0 saves nothing and is none.
+ *           run again without storing to the shared blocks: start = max(0, min(H - replay_len, len - replay_keep)),
+ *           and start = max(0, min(H, prompt - replay_keep) - replay_len) where windows are to be those of a cold
+ *           run. A hit with start 0 saves nothing and is none.
  *
  * A request keeps the hashes of its full blocks, so a search that is repeated costs table look-ups only.
  */
@@ -22,7 +23,8 @@ typedef struct di_prefix {
     uint64_t key[2], hash_mask[2];
     uint64_t salt, epoch;     /* epoch: resets so far + 1; blocks computed before a reset are never offered after it */
     uint64_t root[2];         /* h_0 */
-    int32_t replay_len, replay_keep;
+    int32_t replay_len[2];    /* of requests whose decoder half runs all rows, and of those that keep a part */
+    int32_t replay_keep, replay_exact;
     di_prefix_index index;
     di_unit_pool *pool;       /* MAIN */
     uint64_t queries, hit_tokens, replayed_tokens;
@@ -34,6 +36,13 @@ typedef struct di_hit {
     int32_t n_idle;           /* of them CACHED: holding them leaves so many fewer to take */
     int32_t start;            /* first position to run; 0 = no hit */
 } di_hit;
+
+/* Positions of a hit that a request of this replay mode runs again. */
+static inline int32_t di_prefix_replay_len(const di_config *k, int32_t mode)
+{
+    int32_t len = mode != DI_REPLAY_OFF && k->replay_len_kept ? k->replay_len_kept : k->replay_len;
+    return len ? len : k->window;
+}
 
 int di_prefix_init(di_prefix *x, di_arena *a, const di_config *k, di_unit_pool *pool);
 /* Search; changes nothing that anybody can see. */

@@ -137,6 +137,9 @@ int di_seq_create(di_bins *bins, const di_request *r, const di_config *k, int32_
     s->last_row = -1;
     s->queue_class = 2;
     s->prefix_lookup = (uint8_t)r->prefix_lookup;
+    s->replay_mode = (uint8_t)(r->replay_mode < 0 ? k->replay_mode : r->replay_mode);
+    if (s->replay_mode != DI_REPLAY_OFF && r->num_prompt > k->replay_keep)
+        s->keep_from = r->num_prompt - k->replay_keep;
     s->register_at = INT32_MAX;
     memcpy(s->tokens, r->prompt, (size_t)r->num_prompt * sizeof(int32_t));
     int32_t n_eos = n_stop - r->num_stop;

@@ -74,6 +74,8 @@ struct di_seq {
     int32_t register_at;      /* cached positions at which the next block can be offered; INT32_MAX = never */
     int32_t store_from;       /* positions below lie in shared blocks of a prefix hit: they are never stored */
     int32_t swa_valid_start;  /* first position with window history: the start of a prefix hit */
+    int32_t keep_from;        /* first prompt position of the decoder half, 0 = all: it does not change with preemption */
+    uint8_t replay_mode;      /* enum di_replay_mode; keep_from is 0 with OFF */
     uint8_t keep;
     /* cold */
     void *arrays;             /* the buffer of all arrays */

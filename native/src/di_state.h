@@ -92,6 +92,7 @@ typedef struct di_outputs {
 /* Staging of one InputMetadata and SamplerInputs; depth + 1 in a ring, by step. */
 typedef struct di_ratio_staging {
     int32_t *positions_c, *slot_main, *cu_compressed_q, *load_main, *ks, *ke, *ca_offset_len, *klen;
+    int32_t *rp_ks, *rp_ke, *rp_ca_offset_len;
 } di_ratio_staging;
 
 typedef struct di_staging {
@@ -102,6 +103,7 @@ typedef struct di_staging {
     int32_t *slot_swa, *state_slot_idx, *swa_slot_idx, *load_swa, *swa_pivots;
     int32_t *block_tables, *row_slot_idx, *context_lens, *swa_offset_len, *query_indices;
     int32_t *fresh_ids, *ngram_win;
+    int32_t *rp_floor, *rp_cu_q, *rp_query_index, *rp_positions, *rp_swa_pivots, *rp_slot_swa;
     di_ratio_staging ratio[4];
     int32_t *selected_rows, *top_k, *sample_pos, *first_row, *row_count, *draft_rows, *draft_write;
     int32_t *stop_ids, *forced, *eos_suppress;

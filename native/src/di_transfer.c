@@ -136,6 +136,7 @@ static int reserve(di_core *c, const di_request *r, di_reservation *out)
     if (!code) code = di_request_check(r, c->cfg.vocab_size);
     if (!code && r->prompt_logprobs)
         code = di_fail(DI_E_ARG, "Request", "prompt_logprobs", "is 1, but the prompt is computed elsewhere");
+    if (!code) code = di_command_check_replay(r, &c->cfg);
     if (!code) code = di_command_drain(c);
     if (!code) code = has_room(c, r);
     di_seq *s = NULL;

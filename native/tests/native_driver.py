@@ -132,6 +132,7 @@ class Driver:
         self.device = Device(config, strict=not config.stream_ordered_reuse)
         self.open = []  # (record, copies of what commit needs)
         self.drafts = {}  # uid -> drafts on the device
+        self.modes = {}  # uid -> replay mode that was asked for
         self.host_drafts = {}  # uid -> drafts that came with an injected request, for its first step
         self.good_drafts = good_drafts
         self.steps = []

@@ -13,6 +13,7 @@ from reference.varlen import correct, f32
 
 from deepinfer_contracts import FinishReason, Pool, SamplerOutput, StepMode
 from deepinfer_native import Core
+from deepinfer_native.config import REPLAY_MODES
 from deepinfer_native.errors import (
     ArgumentError,
     BusyError,
@@ -167,12 +168,15 @@ class Pair:
         except NativeError as error:
             raise AssertionError(f"{command} was refused: {error}") from error
 
-    def submit(self, prompt, *, max_tokens, min_tokens=0, stop=(), priority=0, prefix_lookup=True) -> int:
+    def submit(
+        self, prompt, *, max_tokens, min_tokens=0, stop=(), priority=0, prefix_lookup=True, replay_mode=None
+    ) -> int:
         self.start("submit")
         values = {"max_tokens": max_tokens, "min_tokens": min_tokens, "priority": priority}
         values["prefix_lookup"] = prefix_lookup
-        uid = self.core.submit(prompt, eos_ids=stop, **values)
-        require(uid == self.model.submit(prompt, stop=stop, **values), "uid", uid)
+        mode = -1 if replay_mode is None else REPLAY_MODES.index(replay_mode)
+        uid = self.core.submit(prompt, eos_ids=stop, replay_mode=mode, **values)
+        require(uid == self.model.submit(prompt, stop=stop, replay_mode=replay_mode, **values), "uid", uid)
         self.after("submit")
         return uid
 

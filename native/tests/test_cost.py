@@ -22,6 +22,7 @@ kinds = st.builds(
     shift=st.booleans(),
     block=st.sampled_from([1, 2, 8, 65536]),
     pair_ns=st.one_of(times, small_times),
+    kept=st.booleans(),
 )
 models = st.builds(
     CostModel,
@@ -39,7 +40,7 @@ models = st.builds(
 def row(draw, most=3000):
     start = draw(st.one_of(st.integers(0, 300), st.integers(0, LONG)))
     q = draw(st.integers(1, most))
-    full = start + q + draw(st.integers(0, 300))
+    full = draw(st.one_of(st.just(0), st.integers(start + q, start + q + 300)))
     return CostRow(start, q, full, draw(st.integers(0, start + 5)), draw(st.integers(0, 6)))
 
 
@@ -142,7 +143,14 @@ def test_config_with_a_negative_time_names_the_field(field):
 
 # --- in the core -------------------------------------------------------------------------------------------------
 
-MODEL = CostModel(base_ns=1000, row_ns=100, logit_ns=10, attention=[AttentionKind(1, pair_ns=1, pair_flops=1.5e9)])
+MODEL = CostModel(
+    base_ns=1000,
+    row_ns=100,
+    logit_ns=10,
+    attention=[AttentionKind(1, pair_ns=1, pair_flops=1.5e9), AttentionKind(1, 8, True, pair_flops=2e8, kept=True)],
+    keep=9,
+    kept_flops=3e9,
+)
 DECODE = CostModel(
     base_ns=500,
     seq_ns=50,
@@ -165,18 +173,21 @@ def budgeted(**changes):
         "prefill_interval_all": 1,
         "max_prefill_burst": 1,
     }
+    values |= {"replay_mode": "compact", "replay_keep": MODEL.keep}
     driver = Driver(small_config(**{**values, **changes}))
     driver.core.set_cost_model(MODEL, decode=DECODE)
     return driver
 
 
-def rows_of(o, kind):
+def rows_of(driver, o, kind):
     """The cost rows of a record."""
     is_prefill = kind == StepKind.PREFILL
+    prompts = [len(driver.follower.requests[uid].prompt) for uid in o.seq_uid.tolist()]
+    full = [max(n, driver.config.replay_keep) if driver.config.replay_mode == "compact" else 0 for n in prompts]
     return [
         CostRow(k - q, q, full if is_prefill else k, valid, 1 if is_prefill else q)
         for q, k, full, valid in zip(
-            o.seqlens_q.tolist(), o.seqlens_k.tolist(), o.full_len.tolist(), o.swa_valid_start.tolist(), strict=True
+            o.seqlens_q.tolist(), o.seqlens_k.tolist(), full, o.swa_valid_start.tolist(), strict=True
         )
     ]
 
@@ -186,10 +197,10 @@ def checked_step(driver, factors=(1 << reference.FRACTION,) * 2):
     if o.num_reqs:
         kind = StepKind(o.kind)
         model = MODEL if kind == StepKind.PREFILL else DECODE
-        expected = reference.predict_ns(model, rows_of(o, kind), factors[kind])
+        expected = reference.predict_ns(model, rows_of(driver, o, kind), factors[kind])
         require(o.predicted_ns == expected, "predicted", o.predicted_ns, expected)
         flops = (o.flops_attn, o.flops_total)
-        require(flops == reference.tera_flops(model, rows_of(o, kind)), "flops", flops)
+        require(flops == reference.tera_flops(model, rows_of(driver, o, kind)), "flops", flops)
         require(flops[0] > 0, "no attention")
     return o
 
@@ -248,7 +259,7 @@ def test_chunks_behind_a_prefix_hit_cost_their_own_window():
         o = driver.step()
         if o.num_reqs and o.kind == StepKind.PREFILL:
             starts += o.swa_valid_start.tolist()
-            rows = rows_of(o, StepKind.PREFILL)
+            rows = rows_of(driver, o, StepKind.PREFILL)
             require(o.predicted_ns == reference.predict_ns(model, rows), "predicted", o.predicted_ns)
             require(o.predicted_ns <= 4_000, "over the budget")
     assert len(starts) > 1

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from native_driver import VOCAB, Driver, require, small_config
 
-from deepinfer_contracts import StepKind
+from deepinfer_contracts import ReplayMode, StepKind
 from deepinfer_native.reference_pack import Geometry, Row, pack_decode, pack_prefill
 
 SENTINELS = (11, 12)
@@ -27,6 +27,7 @@ def geometry(config):
         ngram=config.ngram,
         ngram_table=config.ngram_table,
         ngram_pad=config.ngram_pad,
+        replay_mode=ReplayMode[config.replay_mode.upper()],
     )
 
 
@@ -42,7 +43,11 @@ def rows_of(driver, o):
             tokens += driver.drafts.get(uid, pad) if o.draft_read_slot[i] else pad
         table = o.bt_ids[offsets[i] : offsets[i + 1]].tolist()
         valid, end = int(o.swa_valid_start[i]), driver.device.hits[uid][1] if uid in driver.device.hits else 0
-        rows.append(Row(tokens, k - q, q, table, int(o.swa_slot[i]), int(o.state_slot[i]), valid, end))
+        row = Row(tokens, k - q, q, table, int(o.swa_slot[i]), int(o.state_slot[i]), valid, end)
+        row.replay_mode = driver.modes.get(uid, ReplayMode[driver.config.replay_mode.upper()])
+        if row.replay_mode != ReplayMode.OFF:
+            row.keep_from = max(0, len(driver.follower.requests[uid].prompt) - driver.config.replay_keep)
+        rows.append(row)
     return rows
 
 
@@ -72,6 +77,13 @@ CASES = {
     "small_pool": {"num_blocks": 20},
     "prefix": {"prefix_cache": True},
     "prefix_blocks": {"prefix_cache": True, "block_size": 2, "num_blocks": 160, "replay_len": 11, "num_draft": 1},
+    "mask": {"replay_mode": "mask", "replay_keep": 9},
+    "compact": {"replay_mode": "compact", "replay_keep": 10},
+    "compact_drafts": {"replay_mode": "compact", "replay_keep": 17, "num_draft": 3, "swa_ring": 19},
+    "compact_prefix": {"replay_mode": "compact", "replay_keep": 9, "prefix_cache": True, "block_size": 2}
+    | {"num_blocks": 160},
+    "compact_exact": {"replay_mode": "compact", "replay_keep": 9, "prefix_cache": True, "replay_exact": True}
+    | {"replay_len": 17, "replay_len_kept": 10},
     "prefix_no_window": {"prefix_cache": True, "window": 0, "num_swa_slots": 0},
 }
 
@@ -86,7 +98,11 @@ def test_packed_arrays_equal_the_reference(case, chunk):
         prompt = rng.integers(0, VOCAB, rng.integers(1, 36))
         if config.prefix_cache:
             prompt = np.concatenate([np.arange(24) + n % 2, prompt])
-        driver.submit(prompt.tolist(), max_tokens=int(rng.integers(1, 10)))
+        request = driver.submit(prompt.tolist(), max_tokens=int(rng.integers(1, 10)))
+        if config.replay_mode != "off":  # and two requests of another mode
+            mode = ReplayMode(n % (1 + ReplayMode[config.replay_mode.upper()]))
+            request = driver.submit(prompt.tolist()[1:] or [5], max_tokens=2, replay_mode=int(mode))
+            driver.modes[request.uid] = mode
     kinds = set()
     while driver.core.unfinished:
         o = driver.schedule()

@@ -100,7 +100,7 @@ def test_long_prompt_hits_with_every_block_size(block_size, depth):
 
 
 def test_last_rows_of_the_decoder_half_run_again():
-    driver = Driver(prefix_config(replay_keep=20))
+    driver = Driver(prefix_config(replay_mode="compact", replay_keep=20))
     for _ in range(2):
         request = driver.submit(prompt_of(30), max_tokens=2, stop=())
         chunks = first_chunks(driver, request)

@@ -175,6 +175,7 @@ class Storm:
         return stats
 
 
+COMPACT = {"prefix_cache": True, "replay_mode": "compact"}
 CASES = {
     "depth1": {"num_blocks": 16},
     "depth2": {"num_blocks": 16, "depth": 2},
@@ -185,7 +186,8 @@ CASES = {
     "stop_preempted": {"num_blocks": 200, "depth": 2, "stop_preempted": True},
     "by_length": {"num_blocks": 16, "depth": 2, "row_order": "length_desc"},
     "prefix": {"num_blocks": 24, "prefix_cache": True},
-    "prefix_depth2_drafts": {"num_blocks": 30, "depth": 2, "num_draft": 2, "prefix_cache": True, "replay_keep": 13},
+    "prefix_depth2_drafts": {"num_blocks": 30, "depth": 2, "num_draft": 2, **COMPACT, "replay_keep": 13},
+    "prefix_exact": {"num_blocks": 40, "depth": 2, **COMPACT, "replay_keep": 9, "replay_exact": True, "replay_len": 10},
     "prefix_chunks": {"num_blocks": 30, "depth": 2, "max_chunk": 3, "prefix_cache": True, "replay_len": 11},
     "prefix_collisions": {"num_blocks": 24, "prefix_cache": True, "prefix_hash_bits": 1},
     "prefix_stream_ordered": {"num_blocks": 24, "depth": 2, "stream_ordered_reuse": True, "prefix_cache": True},

@@ -31,12 +31,21 @@ CASES = {
     "no_pools": {"num_blocks": 20, "num_swa_slots": 0, "num_state_slots": 0, "window": 0, "depth": 2},
 }
 PREFIX = {"prefix_cache": True, "window": 4, "num_blocks": 40}
+COMPACT = {"replay_mode": "compact"}
 CASES |= {
     "prefix": PREFIX,
     "prefix_depth2": {**PREFIX, "depth": 2},
     "prefix_stream_ordered": {**PREFIX, "depth": 2, "stream_ordered_reuse": True, "max_chunk": 8},
     "prefix_small": {**PREFIX, "num_blocks": 18, "depth": 2, "replay_len": 6},
-    "prefix_keep": {**PREFIX, "replay_keep": 12, "num_draft": 2, "depth": 2},
+    "prefix_keep": {**PREFIX, **COMPACT, "replay_keep": 12, "num_draft": 2, "depth": 2},
+    "prefix_exact": {
+        **PREFIX,
+        **COMPACT,
+        "replay_keep": 5,
+        "replay_exact": True,
+        "replay_len": 8,
+        "replay_len_kept": 5,
+    },
     "prefix_collisions": {**PREFIX, "prefix_hash_bits": 1, "depth": 2, "num_blocks": 24},
 }
 CASES |= {
@@ -90,6 +99,8 @@ class Storm:
         shared = r.choice([0, 0, 8, 16, 30]) if self.pair.config.prefix_cache else 0
         ask = self.pair.submit
         options = {"prefix_lookup": r.random() < 0.9}
+        if self.pair.config.replay_mode == "compact":
+            options["replay_mode"] = r.choice([None, "off", "mask", "compact"])
         if self.pair.config.engine_type == EngineType.COMPLETION:
             ask, options = self.pair.reserve, {}
         ask(

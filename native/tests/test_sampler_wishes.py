@@ -181,9 +181,21 @@ def test_submit_of_a_wrong_wish_is_refused_by_name(options, field, text):
 
 
 def test_prompt_logprobs_with_dropped_rows_are_refused():
-    config = small_config(prefix_cache=True, replay_keep=9, num_blocks=64)
-    with Core(config) as core, pytest.raises(ArgumentError, match="replay_keep 9"):
-        core.submit([1, 2], max_tokens=2, prompt_logprobs=True, prefix_lookup=False)
+    config = small_config(replay_mode="compact", replay_keep=9, num_blocks=64)
+    wish = {"prompt_logprobs": True, "prefix_lookup": False}
+    with Core(config) as core:
+        with pytest.raises(ArgumentError, match="replay_keep 9"):
+            core.submit([1, 2], max_tokens=2, **wish)
+        core.submit([1, 2], max_tokens=2, replay_mode=0, **wish)
+
+
+def test_replay_mode_beyond_that_of_the_inputs_is_refused():
+    config = small_config(replay_mode="mask", replay_keep=9, num_blocks=64)
+    with Core(config) as core:
+        for mode in (2, 3, -2):
+            with pytest.raises(ArgumentError, match=f"is {mode}, the range is -1 .. 1, the mode of the config"):
+                core.submit([1, 2], max_tokens=2, replay_mode=mode)
+        assert core.unfinished == 0
 
 
 def test_prompt_logprobs_of_a_reservation_are_refused():

@@ -155,7 +155,7 @@ CONTRACTS: Mapping[str, ContractInfo] = {
     ),
     "InputMetadataV41": ContractInfo(
         name="InputMetadataV41", version="1.0", struct="di_input_metadata_v41",
-        semantic_hash="8dd0b0128cf0f4bbe347896d6e7756e550a6ad5114b2b585f4f100ecf56bf3a0",
+        semantic_hash="01a72f9a7fbaa129777d7676e9ebae3967379642e70228f3a1cd20dddb23810d",
         fields=(
         ("struct_size", "u32"),
         ("chain", "u64"),
@@ -213,6 +213,8 @@ CONTRACTS: Mapping[str, ContractInfo] = {
         ("fresh_ids", "i32[N, Q]"),
         ("ngram_win", "i32[N, K + G - 1]"),
         ("row_slot_idx", "i32[T]"),
+        ("rp_num_live", "i32"),
+        ("rp_floor", "i32[N]"),
         ),
         chain=(
         0xbbbafb7dd6972edf,
@@ -272,6 +274,8 @@ CONTRACTS: Mapping[str, ContractInfo] = {
         0x2d4bd5fbd6454641,
         0x99fea38e294cc6d1,
         0x57b8de8c3df59261,
+        0x5dc21eeab9e3da9b,
+        0x16706d7fcfbcc9b0,
         ),
     ),
     "SamplerInputs": ContractInfo(

@@ -130,8 +130,8 @@ class InputMetadataV41(InputMetadata):
     """What a DeepSeek-V4.1 model reads for one forward: slots, windows and key ranges for each compression ratio."""
 
     CONTRACT: ClassVar[str] = "InputMetadataV41"
-    CHAIN: ClassVar[int] = 0x57b8de8c3df59261
-    FIELDS: ClassVar[tuple[str, ...]] = ("is_prompt", "num_reqs", "total_q", "input_ids", "positions", "valid_token_mask", "gate_force_random", "ngram_token_ids", "seqlens_q", "seqlens_k", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_incl", "cp_mirror_len", "mirror_index", "mirror_reverse", "positions_c", "slot_main", "slot_swa", "state_slot_idx", "swa_slot_idx", "cu_compressed_q", "load_swa", "total_k_swa", "load_main", "total_k_main", "ks", "ke", "ca_offset_len", "swa_pivots", "block_tables", "context_lens", "klen", "swa_offset_len", "query_indices", "swa_index", "main_index", "main_index_len", "rp_query_index", "rp_cu_q", "rp_positions", "rp_swa_pivots", "rp_ks", "rp_ke", "rp_ca_offset_len", "rp_slot_swa", "rp_total_q", "rp_cp_mirror_len", "rp_cp_contrib_pad", "draft_slot_swa", "draft_index", "fresh_ids", "ngram_win", "row_slot_idx",)
+    CHAIN: ClassVar[int] = 0x16706d7fcfbcc9b0
+    FIELDS: ClassVar[tuple[str, ...]] = ("is_prompt", "num_reqs", "total_q", "input_ids", "positions", "valid_token_mask", "gate_force_random", "ngram_token_ids", "seqlens_q", "seqlens_k", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_incl", "cp_mirror_len", "mirror_index", "mirror_reverse", "positions_c", "slot_main", "slot_swa", "state_slot_idx", "swa_slot_idx", "cu_compressed_q", "load_swa", "total_k_swa", "load_main", "total_k_main", "ks", "ke", "ca_offset_len", "swa_pivots", "block_tables", "context_lens", "klen", "swa_offset_len", "query_indices", "swa_index", "main_index", "main_index_len", "rp_query_index", "rp_cu_q", "rp_positions", "rp_swa_pivots", "rp_ks", "rp_ke", "rp_ca_offset_len", "rp_slot_swa", "rp_total_q", "rp_cp_mirror_len", "rp_cp_contrib_pad", "draft_slot_swa", "draft_index", "fresh_ids", "ngram_win", "row_slot_idx", "rp_num_live", "rp_floor",)
 
     positions_c: dict[int, Array] | None = None  # i32[CQ(r) | T]/ratio: position of each newly produced compressed key; decode: 0 where none
     slot_main: dict[int, Array] | None = None  # i32[CQ(r) | T]/ratio: store slot in MAIN and INDEX, -1 none (also: suppressed by replay)
@@ -171,6 +171,8 @@ class InputMetadataV41(InputMetadata):
     fresh_ids: Array = None  # i32[N, Q], decode, optional: current token and drafts of each request as far as the host knows them; not read where a row continues a step in flight
     ngram_win: Array = None  # i32[N, K + G - 1], decode, optional: compressed history of G - 1 tokens, then the K drafts of the step before; -1 ends the look-back (start of the text, image)
     row_slot_idx: Array = None  # i32[T], decode, optional: row of each token's request in the persistent block table that bt_delta keeps; instead of block_tables; 0 for placeholders
+    rp_num_live: int = 0  # i32: compact: kept rows that are not there for their number only; 0: nothing reads what the decoder half makes of the step
+    rp_floor: Array = None  # i32[N], prefill, cap:replay: first position whose window keys the decoder half sees, and from which on it keeps rows; 0: all
 
 
 @define(eq=False)

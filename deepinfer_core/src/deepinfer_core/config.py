@@ -18,7 +18,14 @@ from deepinfer_core.errors import ConfigError, NotSupported
 from deepinfer_core.settings import Setting, did_you_mean, nearest, read_value, setting, source_text
 
 if TYPE_CHECKING:  # --help needs the settings, and no record
-    from deepinfer_core.types import Determinism, DraftSchedule, NumericMode, Verification, VerifySetting
+    from deepinfer_core.types import (
+        Determinism,
+        DraftSchedule,
+        NumericMode,
+        ReplayModeName,
+        Verification,
+        VerifySetting,
+    )
 
 MAX_FILE_BYTES = 1 << 20
 _ENV_PREFIX = "DEEPINFER_"
@@ -91,6 +98,19 @@ class EngineConfig:
         "Reuse the blocks of equal prompt beginnings. Of a reused beginning the last window runs again, so answers are "
         "those of a run whose windows start there; exact where nothing is skipped.",
         kind="boolean",
+    )
+    replay_mode: ReplayModeName = setting(  # noqa: RUF009
+        "off",
+        "Prompt rows that the decoder half runs: all, all with windows cut at --keep-tokens, or the last ones only.",
+        kind="text",
+        choices=("off", "mask", "compact"),
+    )
+    keep_tokens: int | None = setting(
+        None,
+        "Prompt rows that a --replay-mode keeps in the decoder half: at least the window and what may be rolled back.",
+        kind="integer",
+        minimum=1,
+        maximum=2**24,
     )
     kv_memory: int = setting(
         256 << 20,

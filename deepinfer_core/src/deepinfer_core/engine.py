@@ -101,7 +101,7 @@ class Engine:
     def check_params(self, params: SamplingParams) -> None:
         """Raise a DeepInferError for parameters that the sampler of this engine cannot honour."""
         if self._parts is not None:  # else it is closed, and submitting says so
-            check_params(self._parts, params)
+            check_params(self._parts, params, self.core.config.replay_mode)
             with self._lock:
                 self._named.make(params)
 

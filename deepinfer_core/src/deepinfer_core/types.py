@@ -18,6 +18,9 @@ DraftSchedule = Literal["fixed", "confidence"]
 Verification = Literal["rejection", "coupled"]
 VerifySetting = Literal["auto", "rejection", "coupled"]
 Determinism = Literal["off", "run", "batch"]
+ReplayModeName = Literal["off", "mask", "compact"]
+REPLAY_MODES: tuple[ReplayModeName, ...] = ("off", "mask", "compact")
+"""In this order an engine of one mode takes requests of those before it."""
 
 
 @frozen
@@ -177,6 +180,13 @@ class SchedulerHints:
     """The model can take up a sequence at a reused prefix (``spec/engine.md`` 2.10): whatever it keeps outside blocks
     is rebuilt by running the last ``window`` positions again, with windows cut at their start and no store to the
     blocks. Without it the prefix cache is refused."""
+    window_layers: int = 0
+    """Layers with a sliding window, each reading what the one in front of it wrote; 0: not told. So many windows, one
+    behind the other, a replay must span to be exact (``spec/model.md`` 5.4)."""
+    encoder_layers: int = 0
+    """Of them those in front of the decoder half, which needs the newest rows of a prompt only: the model reads the
+    ``rp_`` fields of ``InputMetadataV41`` (``spec/engine.md`` 3.7). 0: it runs all rows everywhere, and bounded replay
+    is refused."""
 
 
 @frozen

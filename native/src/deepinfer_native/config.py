@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 from attrs import field, fields, frozen
 
-from deepinfer_contracts import EngineType, Level, Limits
+from deepinfer_contracts import EngineType, Level, Limits, ReplayMode
 from deepinfer_native.errors import ConfigurationError
 from deepinfer_native.library import check, ffi, lib
 
 INPUTS = ("InputMetadata", "InputMetadataV41")
 ROW_ORDERS = ("stable", "length_desc")
 VERIFY_LENGTHS = ("fixed", "confidence")
+REPLAY_MODES = tuple(mode.name.lower() for mode in ReplayMode)
 TABLE_ALIGN = 64
 
 
@@ -53,9 +54,15 @@ class CoreConfig:
     drafts a decode step verifies, all of them or as many as pay by their confidence (7; `Core.set_verify_curve`).
     ``dp_size`` ranks that step together and vote on the kind of each step.
 
+    ``replay_mode``: what the decoder half runs of a prompt where a request does not say (3.7): all rows (``off``), all
+    rows with windows cut in front of the last ``replay_keep`` ones (``mask``), or these alone (``compact``). A request
+    may choose the mode of the core or one in front of it in that order. ``replay_keep``: >= ``window`` + ``backtrack``,
+    0 with ``off``.
     ``prefix_cache``: requests reuse the blocks of an equal prefix; the last ``replay_len`` tokens of it run again
-    (>= ``window``, 0 = ``window``), more if the decoder half keeps its last ``replay_keep`` rows (>= ``window`` +
-    ``backtrack``, 0 = off). ``prefix_key``: 16 bytes of the keyed hash, None = drawn at creation. ``prefix_salt``: u64
+    (>= ``window``, 0 = ``window``), more if the decoder half keeps its last ``replay_keep`` rows. ``replay_exact``:
+    replays are so long that the windows behind them are those of a cold run, ``replay_len`` positions where the decoder
+    half runs all rows, else ``replay_len_kept`` (0 = ``replay_len``) in front of the first that it keeps.
+    ``prefix_key``: 16 bytes of the keyed hash, None = drawn at creation. ``prefix_salt``: u64
     fingerprint of model and cache layout. ``prefix_hash_bits``: bits of a hash that count, fewer than 128 make hashes
     collide, which only tests want.
     """
@@ -105,7 +112,10 @@ class CoreConfig:
     prefix_salt: int = 0
     prefix_hash_bits: int = 128
     replay_len: int = 0
+    replay_mode: Literal["off", "mask", "compact"] = "off"
     replay_keep: int = 0
+    replay_exact: bool = False
+    replay_len_kept: int = 0
 
     def __attrs_post_init__(self) -> None:
         from deepinfer_native.config_rules import check_config  # a cycle otherwise: the rules are written on this class
@@ -147,6 +157,10 @@ class CoreConfig:
     def ratios(self) -> tuple[int, ...]:
         return tuple(sorted({*self.ratios_sparse, *self.ratios_dense}))
 
+    def hit_replay(self, mode: str) -> int:
+        """Positions of a prefix hit that a request of this replay mode runs again."""
+        return (self.replay_len_kept if mode != "off" else 0) or self.replay_len or self.window
+
     @property
     def limits(self) -> Limits:
         """The dimensions that contract checks refer to."""
@@ -170,6 +184,7 @@ class CoreConfig:
             max_blocks=self.max_blocks,
             persistent_tables=1,
             csr_tables=int(self.csr_tables),
+            replay_mode=REPLAY_MODES.index(self.replay_mode),
         )
 
 
@@ -179,7 +194,7 @@ def to_c(config: CoreConfig) -> tuple[Any, list[Any]]:
     keep: list[Any] = [out]
     out.struct_size = ffi.sizeof("di_config")
     special = {"ratios_sparse", "ratios_dense", "ngram_table", "inputs", "validation", "row_order", "engine_type"}
-    special |= {"prefix_key", "verify_lengths"}
+    special |= {"prefix_key", "verify_lengths", "replay_mode"}
     for a in fields(CoreConfig):
         if a.name not in special:
             value = getattr(config, a.name)
@@ -193,6 +208,7 @@ def to_c(config: CoreConfig) -> tuple[Any, list[Any]]:
     out.validation = int(Level[config.validation.upper()])
     out.row_order = ROW_ORDERS.index(config.row_order)
     out.verify_lengths = VERIFY_LENGTHS.index(config.verify_lengths)
+    out.replay_mode = REPLAY_MODES.index(config.replay_mode)
     out.engine_type = int(config.engine_type)
     ffi.memmove(out.prefix_key, os.urandom(16) if config.prefix_key is None else config.prefix_key, 16)
     if config.ngram_table is not None:

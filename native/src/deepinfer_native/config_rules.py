@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deepinfer_contracts import EngineType, Level
+from deepinfer_contracts import EngineType, Level, ReplayMode
 from deepinfer_native.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ RANGES: tuple[tuple[str, int, int], ...] = (
     ("dp_size", 1, 65535),
     ("replay_len", 0, 1 << 28),
     ("replay_keep", 0, 1 << 28),
+    ("replay_len_kept", 0, 1 << 28),
     ("prefix_hash_bits", 0, 128),
     ("prefix_salt", 0, 2**64 - 1),
 )
@@ -52,6 +53,7 @@ FLAGS = (
     "csr_tables",
     "cost_feedback",
     "prefix_cache",
+    "replay_exact",
 )
 
 
@@ -91,6 +93,7 @@ def _check_choices(c: CoreConfig) -> None:
         ("inputs", ("InputMetadata", "InputMetadataV41")),
         ("row_order", ("stable", "length_desc")),
         ("verify_lengths", ("fixed", "confidence")),
+        ("replay_mode", tuple(mode.name.lower() for mode in ReplayMode)),
         ("validation", tuple(level.name.lower() for level in Level)),
     ):
         if getattr(c, name) not in choices:
@@ -141,14 +144,21 @@ def _check_prefix(c: CoreConfig) -> None:
         raise ConfigurationError("is not None and not 16 bytes", field="prefix_key")
     if c.replay_len and c.replay_len < c.window:
         raise _outside("replay_len", c.replay_len, f"0, or >= window = {c.window}")
+    if c.replay_len_kept and c.replay_len_kept < c.window:
+        raise _outside("replay_len_kept", c.replay_len_kept, f"0, or >= window = {c.window}")
     backtrack = max(c.backtrack, c.q)
-    if c.replay_keep and c.replay_keep < c.window + backtrack:
-        raise _outside("replay_keep", c.replay_keep, f"0, or >= window + backtrack = {c.window + backtrack}")
+    if c.replay_mode == "off" and c.replay_keep:
+        raise _outside("replay_keep", c.replay_keep, "0 with replay_mode 0 (off)")
+    if c.replay_mode != "off" and not c.window:
+        raise _outside("replay_mode", c.replay_mode, "0 (off) without a window")
+    if c.replay_mode != "off" and c.replay_keep < c.window + backtrack:
+        raise _outside("replay_keep", c.replay_keep, f">= window + backtrack = {c.window + backtrack}")
     if not c.prefix_cache:
         return
     # Whole blocks that leave something to skip in front of the replay, and one token to run behind.
-    replay = c.replay_len or c.window
-    shortest = max((replay // c.block_size + 1) * c.block_size, c.replay_keep) + 1
+    replay = c.hit_replay(c.replay_mode)
+    kept = c.replay_keep + (replay if c.replay_keep and c.replay_exact else 0)
+    shortest = max((replay // c.block_size + 1) * c.block_size, kept) + 1
     longest = min((c.num_blocks - 1) * c.block_size, c.prompt_limit)
     if shortest > longest:
         raise ConfigurationError(

@@ -124,18 +124,17 @@ class Core(Transfers, Sharing):
         top_logprobs: int = 0,
         logprobs_raw: bool = False,
         prompt_logprobs: bool = False,
+        replay_mode: int = -1,
     ) -> int:
         """Queue one request; returns its uid, which is never used again.
 
         ``stop_ids`` and, unless ``ignore_eos``, ``eos_ids`` end the request, but not within the first ``min_tokens``
         tokens, where they are suppressed. ``priority`` -8 .. 7, smaller goes first. ``forced[i]`` replaces the i-th
         output token (-1 = free). ``prefix_lookup``: use cached blocks of an equal prefix, if the core keeps them; what
-        the request computes is offered to others either way. ``bias``: ``(token, value)`` pairs, at most 1024, values
-        in [-100, 100], added to the logits. ``top_logprobs``: 0 .. 1000 alternatives of each output token.
-        ``logprobs_raw``: logprobs of the model's own distribution instead of the processed one. ``prompt_logprobs``:
-        the event of the first token has the log-probability of each prompt token; needs ``prefix_lookup=False``, and a
-        core without ``replay_keep``. Raises ArgumentError naming the field, CapacityError when
-        memory is short.
+        is computed is offered to others either way. ``bias``: at most 1024 ``(token, value)`` pairs of [-100, 100].
+        ``top_logprobs``: 0 .. 1000 alternatives. ``logprobs_raw``: of the model's own values. ``prompt_logprobs``:
+        with the first token's event; needs ``prefix_lookup=False`` and replay mode 0. ``replay_mode``: a ``ReplayMode``
+        up to the core's; -1 = the core's. Raises ArgumentError naming the field, CapacityError when memory is short.
         """
         request = RequestWriter(
             {"prompt": prompt_ids, "eos_ids": eos_ids, "stop_ids": stop_ids, "forced": forced},
@@ -156,6 +155,7 @@ class Core(Transfers, Sharing):
                 "top_logprobs": top_logprobs,
                 "logprobs_raw": logprobs_raw,
                 "prompt_logprobs": prompt_logprobs,
+                "replay_mode": replay_mode,
             },
             bias,
         )

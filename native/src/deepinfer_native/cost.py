@@ -52,7 +52,7 @@ class AttentionKind:
     ``ratio``: positions of one key. ``cap``: most keys, 0 = no cap (window: its width; top-k attention: k).
     ``shift``: positions count from the row's ``valid_start`` (sliding window). ``block``: keys that are read together;
     above 1, ``cap`` counts blocks. ``pair_ns``: time of one (query, key) pair, ns; ``pair_flops``: its operations, a
-    multiply-add counted as 2.
+    multiply-add counted as 2. ``kept``: of rows that the decoder half runs, whose window begins where they do.
     """
 
     ratio: int
@@ -61,9 +61,13 @@ class AttentionKind:
     block: int = 1
     pair_ns: float = field(default=0.0, converter=_time)
     pair_flops: float = field(default=0.0, converter=float)
+    kept: bool = False
 
     def pairs(self, start: int, end: int, valid_start: int = 0) -> int:
-        """(query, key) pairs of the positions ``[start, end)``; blocks count as whole blocks of keys."""
+        """(query, key) pairs of the positions ``[start, end)``; blocks count as whole blocks of keys.
+
+        With ``kept`` the positions are those of kept rows, and ``valid_start`` is the first of all of them.
+        """
         if self.shift:
             first = min(start, valid_start)
             start, end = start - first, end - first
@@ -79,7 +83,8 @@ def _kinds(kinds: Iterable[AttentionKind]) -> tuple[AttentionKind, ...]:
 class CostRow:
     """One request of a step: positions ``[start, start + q)`` of ``full_len`` prompt tokens (decode: ``start + q``).
 
-    ``logit_rows``: 1 in prefill, ``q`` in decode.
+    ``full_len`` 0: the decoder half runs all rows, whatever the model's ``keep`` is. ``logit_rows``: 1 in prefill,
+    ``q`` in decode.
     """
 
     start: int
@@ -148,7 +153,7 @@ def to_c(model: CostModel) -> Any:
         out.row_flops, out.kept_flops, out.logit_flops = model.row_flops, model.kept_flops, model.logit_flops
         for to, kind in zip(out.kind, model.attention, strict=False):
             to.pair, to.ratio, to.cap = fixed(kind.pair_ns), kind.ratio, kind.cap
-            to.shift, to.block, to.flops = int(kind.shift), kind.block, kind.pair_flops
+            to.shift, to.block, to.flops, to.kept = int(kind.shift), kind.block, kind.pair_flops, int(kind.kept)
     except (TypeError, OverflowError) as error:
         raise ArgumentError(f"a value does not fit: {error}", field="cost model") from error
     return out

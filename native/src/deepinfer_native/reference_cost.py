@@ -14,12 +14,17 @@ MOST = 1 << 104
 MAX_NS = 2**63 - 1
 
 
-def pairs(kind: AttentionKind, row: CostRow) -> int:
-    """(query, key) pairs that a row reads."""
+def pairs(kind: AttentionKind, row: CostRow, keep: int = 0) -> int:
+    """(query, key) pairs that a row reads. ``keep``: of the model."""
     first = min(row.start, row.valid_start) if kind.shift else 0
+    positions = range(row.start, row.start + row.q)
+    if kind.kept and keep:
+        floor = row.full_len - keep
+        positions = range(max(row.start, min(floor, positions[-1])), row.start + row.q)
+        first = max(first, floor) if kind.shift else 0
     total = 0
-    for position in range(row.start - first, row.start - first + row.q):
-        keys = (position + 1) // kind.ratio
+    for position in positions:
+        keys = max(0, position - first + 1) // kind.ratio
         blocks = (keys + kind.block - 1) // kind.block
         total += kind.block * (min(blocks, kind.cap) if kind.cap else blocks)
     return total
@@ -36,7 +41,7 @@ def row_cost(model: CostModel, row: CostRow) -> int:
     """One request's share, with ``FRACTION`` bits of fraction."""
     cost = fixed(model.seq_ns) + fixed(model.row_ns) * row.q
     cost += fixed(model.kept_ns) * kept_rows(model, row) + fixed(model.logit_ns) * row.logit_rows
-    return cost + sum(fixed(kind.pair_ns) * pairs(kind, row) for kind in model.attention)
+    return cost + sum(fixed(kind.pair_ns) * pairs(kind, row, model.keep) for kind in model.attention)
 
 
 def predict_ns(model: CostModel, rows: Sequence[CostRow], factor: int = 1 << FRACTION) -> int:
@@ -51,7 +56,7 @@ def tera_flops(model: CostModel, rows: Sequence[CostRow]) -> tuple[float, float]
     """(``flops_attn``, ``flops_total``) of a step, in 1e12."""
     attention = 0.0
     for kind in model.attention:
-        attention += sum(pairs(kind, row) for row in rows) * kind.pair_flops
+        attention += sum(pairs(kind, row, model.keep) for row in rows) * kind.pair_flops
     others = sum(row.q for row in rows) * model.row_flops
     others += sum(kept_rows(model, row) for row in rows) * model.kept_flops
     others += sum(row.logit_rows for row in rows) * model.logit_flops

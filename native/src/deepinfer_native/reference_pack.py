@@ -13,6 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from attrs import define, field, frozen
 
+from deepinfer_contracts import ReplayMode
+from deepinfer_native.reference_replay import pack_replay
+
 I32 = npt.NDArray[np.int32]
 PLACEHOLDER_QUERY = 998244353
 
@@ -30,6 +33,7 @@ class Geometry:
     ngram: int = 0  # [G]
     ngram_table: I32 | None = None
     ngram_pad: int = 0
+    replay_mode: ReplayMode = ReplayMode.OFF  # which rp_ fields there are (3.7)
 
     @property
     def ratios(self) -> tuple[int, ...]:
@@ -48,6 +52,8 @@ class Row:
     state_slot: int = 0
     swa_valid_start: int = 0
     store_from: int = 0  # positions below lie in shared blocks: no store (spec/engine.md 2.10)
+    keep_from: int = 0  # first position of the decoder half (3.7)
+    replay_mode: ReplayMode = ReplayMode.OFF  # of the request, at most that of the geometry
 
     @property
     def end(self) -> int:
@@ -111,6 +117,8 @@ def pack_prefill(rows: Sequence[Row], g: Geometry) -> dict[str, object]:
         _ratio_prefill(rows, ratio, g, per_ratio, totals)
     out.update(per_ratio)
     out["total_k_main"] = totals
+    if g.replay_mode != ReplayMode.OFF:
+        out.update(pack_replay(rows, g, out))
     return out
 
 

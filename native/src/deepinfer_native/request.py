@@ -82,6 +82,7 @@ DEFAULTS: dict[str, Any] = {
     "top_logprobs": 0,
     "logprobs_raw": False,
     "prompt_logprobs": False,
+    "replay_mode": -1,
 }
 ARRAYS = ("eos_ids", "stop_ids", "forced")
 PAIRS = ("bias",)

@@ -20,7 +20,8 @@ def fork(m, parent_uid: int, max_tokens: int = 0, at_prompt: bool = False) -> in
     n = p.prompt_len if at_prompt else p.len
     n_output = n - p.prompt_len
     left = max_tokens or p.max_tokens - n_output
-    s = m.new_request(p.tokens[:n], left, max(0, p.min_tokens - n_output), p.stop, p.priority)
+    s = m.new_request(p.tokens[:n], left, max(0, p.min_tokens - n_output), p.stop, p.priority, p.replay_mode)
+    s.keep_from = p.keep_from  # of the prompt that was computed, however many tokens the child starts with
     s.prefix_lookup = p.prefix_lookup
     s.parent = p.uid
     s.was_forked = True

@@ -62,10 +62,19 @@ class PrefixCache:
                 break
             hit.blocks.append(block)
             life = self.nodes[block].life
-        hit.start = len(hit.blocks) * c.block_size - (c.replay_len or c.window)
-        if c.replay_keep:
-            hit.start = min(hit.start, s.len - c.replay_keep)
+        hit.start = self.start_of(s, len(hit.blocks) * c.block_size)
         return hit if hit.start > 0 else Hit()
+
+    def start_of(self, s, end: int) -> int:
+        """First position to run behind a hit of ``end`` tokens: windows are rebuilt, and kept rows computed."""
+        c = self.settings
+        replay = c.replay_len or c.window
+        if s.replay_mode == "off":
+            return end - replay
+        replay = c.replay_len_kept or replay
+        if c.replay_exact:
+            return min(end, s.keep_from) - replay
+        return min(end - replay, s.len - c.replay_keep)
 
     def idle(self, hit: Hit) -> int:
         """Blocks of the hit that could be taken by others: holding them leaves so many fewer."""

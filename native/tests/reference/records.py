@@ -83,6 +83,8 @@ class Request:
     prefix_lookup: bool = True
     store_from: int = 0  # positions below lie in shared blocks of a hit
     swa_valid_start: int = 0  # first position with window history
+    replay_mode: str = "off"
+    keep_from: int = 0  # first prompt position that the decoder half keeps
     chain_epoch: int = 0
     chain: list = field(default_factory=list)  # (registered block, its life) of each full block offered
     has_twins: bool = False  # some of the chain are others' blocks, which this request does not hold

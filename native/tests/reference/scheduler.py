@@ -68,18 +68,23 @@ class Scheduler:
         self.decode_since_prefill = self.prefill_burst = 0
         self.on_phase = None  # called with (request, old, new): the invariants watch transitions
 
-    def new_request(self, prompt, max_tokens, min_tokens, stop, priority) -> Request:
+    def new_request(self, prompt, max_tokens, min_tokens, stop, priority, replay_mode=None) -> Request:
         self.next_uid += 1
         s = Request(self.next_uid, list(prompt), max_tokens, min_tokens, frozenset(stop), priority, len(prompt))
+        s.replay_mode = replay_mode or self.settings.replay_mode
+        if s.replay_mode != "off":
+            s.keep_from = max(0, s.prompt_len - self.settings.replay_keep)
         self.requests[s.uid] = s
         return s
 
     # --- client calls ------------------------------------------------------------------------------------------
 
-    def submit(self, prompt, *, max_tokens=16, min_tokens=0, stop=(), priority=0, prefix_lookup=True) -> int:
+    def submit(
+        self, prompt, *, max_tokens=16, min_tokens=0, stop=(), priority=0, prefix_lookup=True, replay_mode=None
+    ) -> int:
         if self.settings.engine_type == COMPLETION:
             raise Refused("argument", "prompts are computed elsewhere")
-        s = self.new_request(prompt, max_tokens, min_tokens, stop, priority)
+        s = self.new_request(prompt, max_tokens, min_tokens, stop, priority, replay_mode)
         s.prefix_lookup = prefix_lookup
         self.commands[s.uid] = {"submit"}
         return s.uid

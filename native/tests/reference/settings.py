@@ -41,7 +41,10 @@ class Settings:
     ratios_dense: tuple = ()
     prefix_cache: bool = False
     replay_len: int = 0
+    replay_mode: str = "off"
     replay_keep: int = 0
+    replay_exact: bool = False
+    replay_len_kept: int = 0
 
     @classmethod
     def of(cls, config) -> Settings:

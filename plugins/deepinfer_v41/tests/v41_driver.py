@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 from torch import Tensor
 
-from deepinfer_contracts import InputMetadataV41
+from deepinfer_contracts import InputMetadataV41, ReplayMode
 from deepinfer_core.types import SchedulerHints
 from deepinfer_native.reference_pack import Geometry, Row, pack_decode, pack_prefill
 
@@ -32,11 +32,15 @@ class Sequence_:
     swa_valid_start: int = 0
     store_from: int = 0
     """After a prefix hit: where windows begin, and the first position whose entries are this sequence's own."""
+    keep_from: int = 0
+    replay_mode: ReplayMode = ReplayMode.OFF
+    """Bounded replay: the first position of the decoder half, and whether rows in front of it are left out."""
 
     def row(self, q: int, g: Geometry) -> Row:
         blocks = self.block_table[: -(-(self.done + q) // g.block_size)]
         slots = self.swa_slot, self.state_slot
-        return Row(self.tokens, self.done, q, blocks, *slots, self.swa_valid_start, self.store_from)
+        replay = self.keep_from, self.replay_mode
+        return Row(self.tokens, self.done, q, blocks, *slots, self.swa_valid_start, self.store_from, *replay)
 
 
 def geometry(hints: SchedulerHints, block_size: int, max_len: int) -> Geometry:
@@ -74,6 +78,8 @@ class Driver:
     slots: list[int] = field(factory=list)
     inputs: Any = None
     """Of the last step."""
+    replay_inputs: ReplayMode = ReplayMode.OFF
+    """What the inputs of a prefill step say about bounded replay."""
 
     def open(self, ids: Sequence[int], room: int = 64) -> Sequence_:
         """A sequence with room for ``ids`` and ``room`` more."""
@@ -91,7 +97,7 @@ class Driver:
         """One step over ``q`` rows of each sequence -> hidden rows of all, in order."""
         g = self.geometry
         rows = [s.row(q, g) for s, q in work]
-        fields = pack_prefill(rows, g) if prompt else pack_decode(rows, g)
+        fields = pack_prefill(rows, evolve(g, replay_mode=self.replay_inputs)) if prompt else pack_decode(rows, g)
         if not prompt:
             width = max(len(r.block_table) for r in rows)
             tables = [list(r.block_table) + [0] * (width - len(r.block_table)) for r in rows for _ in range(r.q)]

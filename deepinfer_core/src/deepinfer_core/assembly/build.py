@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import frozen
 
+from deepinfer_core.assembly.bounded_replay import BoundedReplay, bounded_replay
 from deepinfer_core.assembly.determinism import check_deterministic
 from deepinfer_core.assembly.memory import PoolPlan, plan_pools
 from deepinfer_core.assembly.model_length import resolve_max_model_len
@@ -68,6 +69,7 @@ class Sizes:
     max_model_len: int
     block_size: int
     max_num_batched_tokens: int
+    replay: BoundedReplay
 
 
 def size_engine(parts: Parts, tokenizer: Tokenizer) -> Sizes:
@@ -79,6 +81,7 @@ def size_engine(parts: Parts, tokenizer: Tokenizer) -> Sizes:
     num_draft = draft_length(config, hints, parts.model)
     _check_overlap(config, parts.backend, num_draft)
     check_deterministic(config, hints, parts.backend, num_draft)
+    replay = bounded_replay(config, hints, num_draft)
     max_model_len = resolve_max_model_len(config, hints)
     block_size = config.block_size or hints.block_size
     vocab_size = hints.vocab_size or parts.model.vocab_size
@@ -100,8 +103,10 @@ def size_engine(parts: Parts, tokenizer: Tokenizer) -> Sizes:
         check_target(config.target_itl_ms, chunked_prefill=config.chunked_prefill, max_tokens=tokens)
     batched = _batched_tokens(config, plan, max_model_len, num_draft)
     if config.prefix_cache:
-        check_prefix_cache(hints, block_size=block_size, num_blocks=plan.num_blocks, max_model_len=max_model_len)
-    return Sizes(sampler, plan, num_draft, vocab_size, sampled_vocab, max_model_len, block_size, batched)
+        check_prefix_cache(
+            hints, replay, block_size=block_size, num_blocks=plan.num_blocks, max_model_len=max_model_len
+        )
+    return Sizes(sampler, plan, num_draft, vocab_size, sampled_vocab, max_model_len, block_size, batched, replay)
 
 
 def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
@@ -122,7 +127,7 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
         caches = parts.backend.alloc_caches(parts.cache_specs, plan.units(parts.cache_specs))
     graphs = choose_graphs(config.graphs, parts.backend, parts.model)
     settings = _core_settings(config, hints, plan, sizes.vocab_size, sizes.max_model_len, batched)
-    settings["num_draft"] = num_draft
+    settings.update(num_draft=num_draft, **sizes.replay.core_settings)
     if config.prefix_cache:
         salt = fingerprint(parts.card, parts.cache_specs, config, sizes.block_size, parts.backend.name)
         settings.update(prefix_cache=True, prefix_salt=salt)

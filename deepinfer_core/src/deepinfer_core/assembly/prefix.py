@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from attrs import frozen
 
+from deepinfer_core.assembly.bounded_replay import BoundedReplay
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import ConfigError, NotSupported
 from deepinfer_core.types import CacheSpec, ModelCard, SchedulerHints
@@ -65,10 +66,12 @@ def fingerprint(
     return int.from_bytes(digest.digest(), "little")
 
 
-def check_prefix_cache(hints: SchedulerHints, *, block_size: int, num_blocks: int, max_model_len: int) -> None:
+def check_prefix_cache(
+    hints: SchedulerHints, replay: BoundedReplay, *, block_size: int, num_blocks: int, max_model_len: int
+) -> None:
     """Raise NotSupported for a model that cannot go on at a reused prefix, ConfigError where no prompt can ever hit.
 
-    A hit is a whole number of blocks, its last ``window`` positions run again, and one token must be left to run.
+    A hit is a whole number of blocks, its last positions run again, and one token must be left to run.
     """
     if not hints.prefix_replay:
         raise NotSupported(
@@ -77,16 +80,18 @@ def check_prefix_cache(hints: SchedulerHints, *, block_size: int, num_blocks: in
             remedy="leave --prefix-cache out",
             details={"field": "prefix_cache"},
         )
-    hit = (hints.window // block_size + 1) * block_size
+    again = replay.hit_length
+    needed = max((again // block_size + 1) * block_size, replay.least_before_kept) + 1
     longest = min((num_blocks - 1) * block_size, max_model_len - 1)
-    if hit + 1 <= longest:
+    if needed <= longest:
         return
+    what = f"a window of {again}" if again == hints.window else f"{again} positions that run again"
     raise ConfigError(
         "prefix_cache is on, but no prompt can ever hit",
-        reason=f"with blocks of {block_size} tokens and a window of {hints.window} the shortest prompt that saves "
-        f"anything has {hit + 1} tokens, and the longest that runs has {longest}",
+        reason=f"with blocks of {block_size} tokens and {what} the shortest prompt that saves "
+        f"anything has {needed} tokens, and the longest that runs has {longest}",
         remedy="lower --block-size, raise --kv-memory or --max-model-len, or leave --prefix-cache out",
-        details={"block_size": block_size, "window": hints.window, "needed": hit + 1, "longest": longest},
+        details={"block_size": block_size, "window": hints.window, "needed": needed, "longest": longest},
     )
 
 

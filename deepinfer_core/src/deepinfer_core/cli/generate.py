@@ -47,6 +47,8 @@ SETTINGS = (
     "target_itl_ms",
     "block_size",
     "prefix_cache",
+    "replay_mode",
+    "keep_tokens",
     "cache_formats",
     "num_threads",
     "sampler",

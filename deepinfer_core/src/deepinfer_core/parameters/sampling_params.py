@@ -20,6 +20,7 @@ from deepinfer_core.parameters.named_parts import NamedPart
 from deepinfer_core.parameters.values import INT32_MAX, as_float, as_int, as_switch, refuse, single
 from deepinfer_core.structured import forms
 from deepinfer_core.structured.forms import StructuredOutput
+from deepinfer_core.types import REPLAY_MODES, ReplayModeName
 
 __all__ = ["GREEDY_BELOW", "INT32_MAX", "MAX_SAMPLES", "NAMES", "SEED_MASK", "SamplingParams", "refuse"]
 
@@ -111,6 +112,12 @@ def _seed(value: object) -> int | None:
     raise refuse("seed", value, "none or an integer (taken modulo 2**64)")
 
 
+def _replay_mode(value: object) -> ReplayModeName | None:
+    if value is None or value in REPLAY_MODES:
+        return value
+    raise refuse("replay_mode", value, "none or one of " + ", ".join(REPLAY_MODES))
+
+
 def _n(value: object) -> int:
     return as_int("n", value, 1, MAX_SAMPLES, f"an integer from 1 to {MAX_SAMPLES}")
 
@@ -158,6 +165,8 @@ class SamplingParams:
     :param sampler: A row sampler plugin that chooses the tokens in place of ``top_p``, ``top_k`` and ``min_p``: its
         name, or ``{"name": ..., "params": {...}}``.
     :param logits_filters: Plugins that change the logits before a token is chosen, in this order; each as ``sampler``.
+    :param replay_mode: ``off``, ``mask`` or ``compact``: which rows of the prompt the decoder half runs. None: the
+        engine's ``replay_mode``, and none behind it in that order.
 
     Of the six for structured output at most one is given. Raises ``InvalidParameter`` for a value outside its range.
     """
@@ -194,6 +203,7 @@ class SamplingParams:
 
     sampler: NamedPart | None = field(default=None, converter=named_parts.sampler)
     logits_filters: tuple[NamedPart, ...] = field(default=(), converter=named_parts.logits_filters)
+    replay_mode: ReplayModeName | None = field(default=None, converter=_replay_mode)
 
     def __attrs_post_init__(self) -> None:
         if self.sampler is not None:

@@ -8,11 +8,16 @@ from deepinfer_core.errors import DeepInferError, InvalidParameter, NotSupported
 from deepinfer_core.parameters.sampling_params import SamplingParams
 from deepinfer_core.pipeline import Machinery
 from deepinfer_core.requests.request import Request
+from deepinfer_core.types import REPLAY_MODES, ReplayModeName
 
 
-def check_params(parts: Machinery, params: SamplingParams) -> None:
-    """Raise a DeepInferError for parameters that the sampler cannot honour, and for tokens that it never chooses."""
+def check_params(parts: Machinery, params: SamplingParams, replay_mode: ReplayModeName = "off") -> None:
+    """Raise a DeepInferError for parameters that the sampler cannot honour, and for tokens that it never chooses.
+
+    ``replay_mode``: of the engine.
+    """
     params.check_chosen(parts.vocab_size)
+    check_replay(params, replay_mode)
     sampler = parts.sampler
     if params.prompt_logprobs and not hasattr(sampler, "prompt_logprobs"):
         raise NotSupported(
@@ -36,6 +41,26 @@ def check_params(parts: Machinery, params: SamplingParams) -> None:
         raise
     except Exception as err:  # the plugin boundary: only this prompt fails
         raise parts.at.fault("sampler.check_params", err).error(0) from err
+
+
+def check_replay(params: SamplingParams, engine_mode: ReplayModeName) -> None:
+    """Raise InvalidParameter for a mode of bounded replay that the inputs of this engine cannot carry, NotSupported for
+    log-probabilities of a prompt of which rows are left out."""
+    mode = params.replay_mode or engine_mode
+    if REPLAY_MODES.index(mode) > REPLAY_MODES.index(engine_mode):
+        raise InvalidParameter(
+            f"replay_mode {mode!r} is beyond that of the engine, {engine_mode!r}",
+            reason="the inputs of a step say no more about the decoder half than the engine's mode",
+            remedy=f"make the engine with replay_mode={mode!r} (--replay-mode {mode}), or leave it out of the request",
+            details={"field": "replay_mode", "value": mode, "engine": engine_mode},
+        )
+    if params.prompt_logprobs and mode != "off":
+        raise NotSupported(
+            f"prompt_logprobs with replay_mode {mode!r}",
+            reason="the decoder half runs the last rows of a prompt only, so the others have no log-probabilities",
+            remedy="set replay_mode='off' for this request",
+            details={"field": "prompt_logprobs", "replay_mode": mode},
+        )
 
 
 def submit(core: Any, request: Request) -> int:
@@ -65,6 +90,7 @@ def submit(core: Any, request: Request) -> int:
             logprobs_raw=params.logprobs_mode == "raw",
             prompt_logprobs=scores_prompt,
             prefix_lookup=not scores_prompt,  # a hit would skip positions
+            replay_mode=-1 if params.replay_mode is None else REPLAY_MODES.index(params.replay_mode),
         )
     except ValueError as err:  # an argument that the core refuses; it is unchanged
         raise InvalidParameter(str(err)) from err

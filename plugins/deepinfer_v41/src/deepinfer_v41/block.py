@@ -16,7 +16,7 @@ from deepinfer_v41.layers.engram_layer import EngramLayer
 from deepinfer_v41.layers.mhc import HyperConnection
 from deepinfer_v41.layers.moe import MoE
 from deepinfer_v41.prepare import WeightStore
-from deepinfer_v41.step import Step
+from deepinfer_v41.step import BackboneStep, Step
 
 
 class Block:
@@ -39,6 +39,7 @@ class Block:
         self._moe = MoE(plan, config, weights, backend)
         self._collapse = backend.mhc.head  # type: ignore[attr-defined]
         self._is_draft_target = plan.is_draft_target
+        self._starts_decoder = not plan.is_draft and plan.layer == config.n_prefill_layer
 
     def __call__(self, stream: Tensor, mix: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """``stream [T, C, D]`` and the input mix f32 ``[T, C]`` -> the same for the next block."""
@@ -47,16 +48,31 @@ class Block:
         if self._is_draft_target and step.taps is not None:
             step.taps.append(self._collapse(stream, torch.full_like(mix, 1 / mix.shape[1])))
 
-        def attend(x: Tensor) -> Tensor:
-            normed, quantised = self._normed(x, self._attn_norm)
-            return self._attn(normed, quantised, step)
+        if self._starts_decoder and isinstance(step, BackboneStep) and step.is_bounded:
+            stream, mix = self._enter_decoder(stream, mix, step)
+        else:
+            stream, mix = self._attn_streams(stream, mix, lambda x: self._attn(*self._normed(x, self._attn_norm), step))
 
         def experts(x: Tensor) -> Tensor:
             normed, quantised = self._normed(x, self._ffn_norm)
             return self._moe(normed, quantised, step.force_random, step.valid)
 
-        stream, mix = self._attn_streams(stream, mix, attend)
         return self._ffn_streams(stream, mix, experts)
+
+    def _enter_decoder(self, stream: Tensor, mix: Tensor, step: BackboneStep) -> tuple[Tensor, Tensor]:
+        """Global keys of all rows, then the attention of those that the decoder half keeps (``spec/model.md`` 5.3)."""
+        x, mix, post, comb = self._attn_streams.split(stream, mix)
+        self._attn.write_global(self._normed(x, self._attn_norm)[0], step)
+        kept = step.enter_decoder()
+        if kept is not None:
+            x, stream, mix, post, comb = (torch.index_select(rows, 0, kept) for rows in (x, stream, mix, post, comb))
+        out = self._attn(*self._normed(x, self._attn_norm), step, has_global=True)
+        return self._attn_streams.join(out, stream, post, comb), mix
+
+    def write_global(self, stream: Tensor, mix: Tensor, step: BackboneStep) -> None:
+        """Only the global keys of all rows: of a step whose decoder half nobody reads."""
+        x, *_ = self._attn_streams.split(stream, mix)
+        self._attn.write_global(self._normed(x, self._attn_norm)[0], step)
 
     def _normed(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Any]:
         """The normed rows, plain and as the quantised GEMMs take them."""

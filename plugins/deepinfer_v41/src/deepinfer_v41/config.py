@@ -214,6 +214,15 @@ class V41Config:
         return backbone.index(1) if 1 in backbone else self.num_hidden_layers
 
     @property
+    def n_encoder_layers(self) -> int:
+        """Layers in front of the decoder half, where no layer from there on but its first owns global KV, and none
+        carries an Engram (``spec/model.md`` 5.3); 0: prompt rows cannot be left out anywhere."""
+        start = self.n_prefill_layer
+        late = [layer for layer in (*self.kv_source_layer_ids, *self.engram_layer_ids) if layer > start]
+        is_split = 0 < start < self.num_hidden_layers and start in self.kv_source_layer_ids
+        return start if is_split and not late and start not in self.engram_layer_ids else 0
+
+    @property
     def ratios(self) -> tuple[int, ...]:
         """The compression ratios in use, ascending, without 0."""
         return tuple(sorted({ratio for ratio in self.compress_ratios if ratio > 0}))

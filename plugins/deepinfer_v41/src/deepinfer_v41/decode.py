@@ -33,7 +33,7 @@ class DecodeStep(BackboneStep):
         self._entry_slots: Tensor | None = None
 
     def store_window(self, kv: Tensor, norm: Any, turn: Rope, layer: int) -> None:
-        self._fused(kv, norm=norm, rope=(turn, False), store=(self.view("swa", layer), self.inputs.slot_swa))
+        self._fused(kv, norm=norm, rope=(turn, False), store=(self.view("swa", layer), self.slot_swa))
 
     def compress(self, score: Tensor, latent: Tensor, state: Tensor, ratio: int, dtype: torch.dtype) -> Tensor:
         i = self.inputs

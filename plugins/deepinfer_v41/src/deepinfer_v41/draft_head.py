@@ -64,7 +64,10 @@ class DraftHead:
         self._confidence = ConfidenceHead(f"{last}.confidence_head", spread, weights, backend)
 
     def store_keys(self, step: BackboneStep, taps: Sequence[Tensor]) -> None:
-        """Keys of every row of ``step`` into the rings of the stages; ``taps``: its rows ``[T, D]``, in layer order."""
+        """Keys of every row that ``step`` has left into the rings of the stages.
+
+        ``taps``: these rows ``[T, D]``, in layer order.
+        """
         rows: Any = torch.cat(list(taps), dim=1)
         if self._cast is not None:
             fmt, group, sf = self._cast
@@ -73,7 +76,7 @@ class DraftHead:
         keys = self._dense(main if quantised is None else quantised, self._keys).split(self._width, dim=1)
         turn = (step.rope(0), False)
         for kv, (layer, norm) in zip(keys, self._key_norms, strict=True):
-            self._fused(kv, norm=norm, rope=turn, store=(step.view("swa", layer), step.inputs.slot_swa))
+            self._fused(kv, norm=norm, rope=turn, store=(step.view("swa", layer), step.slot_swa))
 
     def propose(self, step: DraftStep, rows: Tensor, streams: int, logits: Callable[[Tensor], Tensor]) -> V41DraftBlock:
         """Run the block of each request.

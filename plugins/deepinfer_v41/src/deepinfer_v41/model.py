@@ -1,7 +1,8 @@
-"""DeepSeek-V4.1 over a backend's ops and paged caches (``spec/model.md`` 2, mode ``off`` of 5.3).
+"""DeepSeek-V4.1 over a backend's ops and paged caches (``spec/model.md`` 2).
 
-The causal encoder-decoder split needs nothing special here: every row runs through every layer, and the decoder's
-global KV is that of the first ratio-1 layer, as for any other owner.
+The causal encoder-decoder split needs little here: the decoder's global KV is that of the first ratio-1 layer, as for
+any other owner. Where a step bounds the rows of the decoder half (5.3), that layer writes the global KV of all rows and
+goes on with the others (``block.py``).
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ class V41Model:
         """Run all rows of a step and write the caches.
 
         :param inputs: An ``InputMetadataV41`` bound to the backend's device.
-        :returns: ``[T, D]`` rows after the final norm, as ``logits`` takes them.
+        :returns: ``[T, D]`` rows after the final norm, as ``logits`` takes them; 0 where bounded replay left a row out.
         """
         if not self._blocks:
             raise ModelError("the model has no weights yet", remedy="call load(path) before forward")
@@ -155,7 +156,10 @@ class V41Model:
         mix = one_hot_mix(len(rows), streams, rows.device)
         layer = 0
         try:
-            for layer, block in enumerate(self._blocks):  # noqa: B007 (read where an op fails)
+            for layer, block in enumerate(self._blocks):
+                if layer == self.config.n_prefill_layer and not step.needs_decoder:
+                    block.write_global(stream, mix, step)
+                    return rows.new_zeros(rows.shape)
                 stream, mix = block(stream, mix, step)
         except DeepInferError as exc:
             exc.details.setdefault("layer", layer)
@@ -164,7 +168,7 @@ class V41Model:
             self._draft_head.store_keys(step, step.taps)
         last = mhc.head(stream, mix)
         hidden, _ = self._backend.norm.rms(last, self._norm, eps=self.config.rms_norm_eps)  # type: ignore[attr-defined]
-        return hidden  # type: ignore[no-any-return]
+        return step.spread(hidden)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

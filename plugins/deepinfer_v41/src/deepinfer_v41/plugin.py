@@ -166,6 +166,8 @@ def deepinfer_scheduler_hints(match: ModelMatch, backend: Backend, config: Any) 
         inputs="InputMetadataV41",
         index_topk=model.index_topk,
         prefix_replay=True,
+        window_layers=model.num_hidden_layers,
+        encoder_layers=model.n_encoder_layers,
     )
 
 

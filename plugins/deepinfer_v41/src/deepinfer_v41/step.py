@@ -57,6 +57,12 @@ class Step(ABC):
         rows: Tensor | None = self.inputs.gate_force_random
         return rows
 
+    @property
+    def slot_swa(self) -> Tensor:
+        """i32 ``[T]``: where the rows' window keys go; -1: nowhere."""
+        slots: Tensor = self.inputs.slot_swa
+        return slots
+
     def rope(self, ratio: int) -> Rope:
         """Angles of the rows' own positions."""
         kind = 1 if ratio else 0
@@ -86,6 +92,22 @@ class BackboneStep(Step):
         self._compress = backend.compress  # type: ignore[attr-defined]
         self._index = backend.index  # type: ignore[attr-defined]
         self._entry_rope: dict[int, Rope] = {}
+
+    is_bounded = False
+    """Bounded replay: the rows of the decoder half differ from those in front of it, in number or in windows."""
+    needs_decoder = True
+    """Something reads what the decoder half computes; if not, it need not run."""
+
+    def enter_decoder(self) -> Tensor | None:
+        """The global keys are complete: the step's rows become those of the decoder half.
+
+        Returns which of the rows before they are, i32 ascending; None: all of them.
+        """
+        return None
+
+    def spread(self, hidden: Tensor) -> Tensor:
+        """``hidden [rows, D]`` of the rows that are left -> ``[T, D]``, 0 where a row was left out."""
+        return hidden
 
     def entry_rope(self, ratio: int) -> Rope:
         """Angles of the entries that this step completes."""

@@ -41,8 +41,16 @@ class Attention:
         self._compressor = Compressor(prefix, plan.layer, config, weights, backend) if plan.has_compressor else None
         self._indexer = Indexer(prefix, plan, config, weights, backend) if plan.has_indexer else None
 
-    def __call__(self, x: Tensor, quantised: Any, step: Step) -> Tensor:
-        """``x [T, D]`` normed, and the same rows as the GEMMs take them -> ``[T, D]``. Writes the caches."""
+    def write_global(self, x: Tensor, step: BackboneStep) -> None:
+        """Only the entries that the rows of ``x [T, D]``, normed, complete; nothing where the layer owns none."""
+        if self._compressor is not None:
+            self._compressor(x, step)
+
+    def __call__(self, x: Tensor, quantised: Any, step: Step, *, has_global: bool = False) -> Tensor:
+        """``x [T, D]`` normed, and the same rows as the GEMMs take them -> ``[T, D]``. Writes the caches.
+
+        ``has_global``: :meth:`write_global` ran already, maybe over more rows.
+        """
         turn = step.rope(self._plan.ratio)
         low = self._dense(quantised, self._down)
         plain = self._cast is None  # otherwise only the quantised rows are read
@@ -55,8 +63,8 @@ class Attention:
         self._fused(q, rope=(turn, False), out=q)  # in place: only a part of each head turns
         new_keys = step.store_window(low[:, self._rank :], self._kv_norm, turn, self._plan.layer)
         if isinstance(step, BackboneStep):
-            if self._compressor is not None:
-                self._compressor(x, step)
+            if not has_global:
+                self.write_global(x, step)
             if self._indexer is not None:
                 self._indexer(up[:, width:], x, step)
         out = step.attend(q, new_keys, self._plan, scale=self._scale, sink=self._sink)

@@ -31,5 +31,15 @@ class HyperConnection:
 
     def __call__(self, stream: Tensor, mix: Tensor, sublayer: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """``stream [T, C, D]``, ``mix`` f32 ``[T, C]`` -> the same for the next sublayer."""
+        x, next_mix, post, comb = self.split(stream, mix)
+        return self.join(sublayer(x), stream, post, comb), next_mix
+
+    def split(self, stream: Tensor, mix: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The sublayer's input ``[T, D]``, the mix for the next sublayer, and what :meth:`join` takes."""
         x, next_mix, post, comb = self._pre(stream, mix, self._params)
-        return self._post(sublayer(x), stream, post, comb), next_mix
+        return x, next_mix, post, comb
+
+    def join(self, out: Tensor, stream: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+        """``out [T, D]`` of the sublayer back into the streams."""
+        joined: Tensor = self._post(out, stream, post, comb)
+        return joined
