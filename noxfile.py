@@ -151,6 +151,8 @@ def types(session: nox.Session) -> None:
     session.run("mypy", "--explicit-package-bases", f"{verify}/deepinfer_verify", env={"MYPYPATH": verify})
     evals = "plugins/deepinfer_eval/src"
     session.run("mypy", "--explicit-package-bases", f"{evals}/deepinfer_eval", env={"MYPYPATH": evals})
+    bench = "plugins/deepinfer_bench/src"
+    session.run("mypy", "--explicit-package-bases", f"{bench}/deepinfer_bench", env={"MYPYPATH": bench})
     session.run("python", "-m", "pytest", "-q", "tests/new_plugin/test_new_plugins_style.py")
 
 

@@ -142,6 +142,21 @@ def test_damaged_file_of_a_point_is_named_before_anything_is_measured(tmp_path, 
     assert again.measured == []
 
 
+def test_report_that_lacks_something_or_is_of_another_point_is_named(tmp_path):
+    Bed(tmp_path).run()
+    path = tmp_path / "b1-p8-k3.json"
+    data = json.loads(path.read_text())
+    del data["points"][0]["decode"]["step_ms"]["p50"]
+    path.write_text(json.dumps(data))
+    with pytest.raises(InvalidInputFile) as caught:
+        Bed(tmp_path).run()
+    assert caught.value.reason == "$.points[0].decode.step_ms: 'p50' is a required property"
+    path.write_text((tmp_path / "b1-p8-k0.json").read_text())
+    with pytest.raises(InvalidInputFile) as caught:
+        Bed(tmp_path).run()
+    assert caught.value.reason == "it is no report of that point alone"
+
+
 def test_damaged_plan_is_named(tmp_path):
     (tmp_path / "sweep.json").write_text("nonsense")
     with pytest.raises(InvalidInputFile, match=r"cannot go on with .*sweep.json"):

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from deepinfer_core.commands import CommandState, common_options, setting_options
+from deepinfer_core.commands import CommandState, common_options, json_line, setting_options
 from deepinfer_core.errors import EXIT_OK, EXIT_SOME_FAILED
 from deepinfer_core.parameters.values import refuse
 
@@ -184,8 +184,6 @@ def _print(state: CommandState, data: dict[str, Any]) -> None:
     from deepinfer_bench.report import as_text
 
     if state.json:
-        from deepinfer_core.cli.results import json_line
-
         sys.stdout.buffer.write(json_line(data))
     else:
         sys.stdout.write(as_text(data))

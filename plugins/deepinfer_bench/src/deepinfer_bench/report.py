@@ -49,6 +49,15 @@ def schema() -> dict[str, Any]:
     return found
 
 
+def problem_of(data: Any) -> str:
+    """What keeps ``data`` from being a report, with its place; empty if nothing does."""
+    from jsonschema import Draft202012Validator  # 60 ms, of use to a sweep that goes on
+    from jsonschema.exceptions import best_match
+
+    found = best_match(Draft202012Validator(schema()).iter_errors(data))
+    return "" if found is None else f"{found.json_path}: {found.message:.200}"
+
+
 def report(command: str, facts: Mapping[str, Any], method: Mapping[str, Any], seed: int, source: str,
            ceilings: Mapping[str, Any] | None, points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:  # fmt: skip
     """The whole of it; ``schema`` says what is in each part."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from attrs import define, field
 
-from deepinfer_bench.report import FORMAT, as_csv, as_json, write
+from deepinfer_bench.report import as_csv, as_json, problem_of, write
 from deepinfer_bench.workload import Shape
 from deepinfer_core.cli.streams import unwritable
 from deepinfer_core.errors import CommandUsageError, ConfigError, DeepInferError, InvalidInputFile
@@ -111,10 +111,10 @@ class SweepFolder:
             )
         for entry in sorted(self.path.glob("b*-p*-k*.json")):
             found = _read(entry)
-            points = found.get("points")
-            if found.get("format") != FORMAT or not isinstance(points, list) or len(points) != 1:
-                raise _no_report(entry, "it is no report of one point")
-            if not points[0].get("error"):
+            problem = problem_of(found)
+            if problem or [point["name"] for point in found["points"]] != [entry.stem]:
+                raise _no_report(entry, problem or "it is no report of that point alone")
+            if not found["points"][0].get("error"):
                 self.reports[entry.stem] = found
 
     def keep(self, name: str, report: dict[str, Any]) -> None:
