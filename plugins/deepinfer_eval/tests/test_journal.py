@@ -115,3 +115,33 @@ def test_bad_line_is_named(tmp_path: Path, header: Header, answer_record: Any) -
 def test_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CommandUsageError, match="cannot write"):
         Journal(str(tmp_path / "none" / "a.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("dataset",), []),
+        (("dataset", "name"), None),
+        (("dataset", "sha256"), 1),
+        (("dataset", "items"), True),
+        (("dataset", "items"), -3),
+        (("samples",), True),
+        (("samples",), 0),
+        (("parameters",), None),
+        (("run",), "x"),
+        (("run", "versions"), 3),
+        (("run", "settings"), []),
+    ],
+)
+def test_header_with_a_wrong_part_is_refused(
+    tmp_path: Path, header: Header, place: tuple[str, ...], value: Any
+) -> None:
+    record: Any = json.loads(json.dumps(header.as_record()))
+    at = record
+    for key in place[:-1]:
+        at = at[key]
+    at[place[-1]] = value
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(record) + "\n")
+    with pytest.raises(InvalidInputFile, match=r"line 1 of .* is a header without dataset"):
+        read_answers(str(path))

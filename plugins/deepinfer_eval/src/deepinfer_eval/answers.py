@@ -173,16 +173,18 @@ def _header(record: Mapping[str, Any], path: str) -> Header:
             reason=f"this release reads format {FORMAT}",
             remedy="use the release that wrote it",
         )
-    dataset, samples = record.get("dataset"), record.get("samples")
-    tables = [dataset, record.get("parameters"), record.get("run")]
+    samples, dataset, parameters, run = (record.get(key) for key in ("samples", "dataset", "parameters", "run"))
     if (
-        not all(isinstance(table, Mapping) for table in tables)
-        or not isinstance(samples, int)
-        or samples < 1
-        or not isinstance(tables[0].get("items"), int)  # type: ignore[union-attr]  # it is a mapping
+        not isinstance(dataset, Mapping)
+        or not isinstance(parameters, Mapping)
+        or not isinstance(run, Mapping)
+        or not all(isinstance(dataset.get(key), str) for key in ("name", "sha256"))
+        or not all(isinstance(run.get(key, {}), Mapping) for key in ("versions", "settings"))
+        or not (type(samples) is int and samples > 0)
+        or not (type(dataset.get("items")) is int and dataset["items"] > 0)
     ):
         raise _wrong(path, 1, "is a header without dataset, samples, parameters or run")
-    return Header(tables[0], samples, tables[1], tables[2], record.get("scorer"))  # type: ignore[arg-type]  # mappings
+    return Header(dataset, samples, parameters, run, record.get("scorer"))
 
 
 def _answer(record: Mapping[str, Any], header: Header | None, path: str, line: int) -> Answer:
