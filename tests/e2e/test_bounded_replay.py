@@ -39,6 +39,31 @@ def test_request_has_the_tokens_of_its_own_mode() -> None:
     assert got == [*off, *kept, *kept]
 
 
+@pytest.mark.parametrize("mode", ["off", "compact"])
+def test_deterministic_batch_gives_warm_prompts_the_tokens_of_cold_ones(mode: str) -> None:
+    """Exact replays, drafts, chunks and neighbours; a prompt's tokens depend on itself alone."""
+    shared = prompt_of(400, 8)
+    prompts = [[*shared[:cut], *prompt_of(tail, 9 + tail)] for cut, tail in ((400, 7), (400, 60), (377, 5), (40, 9))]
+    promise = {"replay_mode": mode, "deterministic": "batch", "draft_tokens": 2, "block_size": 16}
+    with LLM(max_num_seqs=1, **promise) as cold:
+        want = [o.token_ids for o in cold.generate(prompts, GREEDY)]
+    with LLM(prefix_cache=True, prefix_replay="exact", max_num_seqs=3, max_chunk=70, **promise) as warm:
+        runs = [warm.generate(prompts[:n], GREEDY) for n in (1, 4, 4)]
+    assert all(o.cached_tokens > 0 for o in runs[2][:3])
+    assert [[o.token_ids for o in run] for run in runs] == [want[:1], want, want]
+
+
+def test_replayed_rows_of_an_exact_hit_do_not_grow_with_the_context() -> None:
+    seen = set()
+    with LLM(replay_mode="compact", prefix_cache=True, prefix_replay="exact", block_size=16, max_num_seqs=1) as llm:
+        for length in (320, 640, 1280):
+            prefix = prompt_of(length, length)
+            llm.generate([prefix], GREEDY.updated({"max_tokens": 1}))
+            (output,) = llm.generate([[*prefix, *prompt_of(60, 5)]], GREEDY.updated({"max_tokens": 1}))
+            seen.add((output.cached_tokens - length, output.replayed_tokens))
+    assert seen == {(-125, 125)}
+
+
 def test_prompt_logprobs_need_mode_off() -> None:
     wish = GREEDY.updated({"prompt_logprobs": True})
     with LLM(replay_mode="compact") as llm:
@@ -59,6 +84,7 @@ def test_mode_beyond_that_of_the_engine_is_refused_by_name() -> None:
     [
         ({"replay_mode": "compact", "keep_tokens": 36}, "keep_tokens is 36, the least for this model is 37"),
         ({"keep_tokens": 40}, "keep_tokens is 40, and replay_mode is off"),
+        ({"prefix_replay": "exact"}, "prefix_replay is 'exact', and prefix_cache is off"),
     ],
 )
 def test_keep_tokens_that_cannot_be_are_refused_with_the_least(settings: dict[str, object], text: str) -> None:

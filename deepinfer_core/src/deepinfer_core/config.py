@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # --help needs the settings, and no record
         Determinism,
         DraftSchedule,
         NumericMode,
+        PrefixReplay,
         ReplayModeName,
         Verification,
         VerifySetting,
@@ -95,9 +96,15 @@ class EngineConfig:
     block_size: int | None = setting(None, "Tokens of one cache block.", kind="integer", minimum=1, maximum=4096)
     prefix_cache: bool = setting(
         False,
-        "Reuse the blocks of equal prompt beginnings. Of a reused beginning the last window runs again, so answers are "
-        "those of a run whose windows start there; exact where nothing is skipped.",
+        "Reuse the blocks of equal prompt beginnings. Of a reused beginning the last part runs again (prefix_replay).",
         kind="boolean",
+    )
+    prefix_replay: PrefixReplay = setting(  # noqa: RUF009
+        "window",
+        "How much of a reused beginning runs again: its last window, so that answers are those of a run whose windows "
+        "start there, or so much that they are those of a run that reuses nothing (exact).",
+        kind="text",
+        choices=("window", "exact"),
     )
     replay_mode: ReplayModeName = setting(  # noqa: RUF009
         "off",

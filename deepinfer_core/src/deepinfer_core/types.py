@@ -18,6 +18,7 @@ DraftSchedule = Literal["fixed", "confidence"]
 Verification = Literal["rejection", "coupled"]
 VerifySetting = Literal["auto", "rejection", "coupled"]
 Determinism = Literal["off", "run", "batch"]
+PrefixReplay = Literal["window", "exact"]
 ReplayModeName = Literal["off", "mask", "compact"]
 REPLAY_MODES: tuple[ReplayModeName, ...] = ("off", "mask", "compact")
 """In this order an engine of one mode takes requests of those before it."""

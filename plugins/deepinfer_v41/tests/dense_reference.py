@@ -308,6 +308,8 @@ class DenseReference:
         visible = (pos[None, :] <= pos[:, None]) & (pos[None, :] > pos[:, None] - W)
         if (replay := shared.get("replay")) is not None:
             visible &= (pos[None, :] >= replay.start) | (pos[:, None] < replay.start)
+        if layer >= c["compress_ratios"].index(1):
+            visible &= pos[None, :] >= shared["floor"]
         if r:
             self._compress(layer, r, x, shared, trace)
             self._select(layer, r, x, qr, turn, shared, trace)
@@ -387,14 +389,15 @@ class DenseReference:
     # --- whole model ----------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def run(self, ids: Sequence[int], keep: slice = slice(None), replay: Replay | None = None) -> Trace:
-        """All rows of one sequence; ``logits`` for the rows in ``keep``. With ``replay`` those from its start count."""
+    def run(self, ids: Sequence[int], keep: slice = slice(None), replay: Replay | None = None, floor: int = 0) -> Trace:
+        """All rows of one sequence; ``logits`` for the rows in ``keep``. With ``replay`` those from its start count,
+        with ``floor`` those from it on: the decoder half sees no window key before it (``spec/model.md`` 5.3)."""
         c, trace = self.c, Trace()
         X = self.w["embed.weight"][list(ids)][:, None].repeat(1, c["hc_mult"], 1)
         a = torch.zeros(len(ids), c["hc_mult"], dtype=self.dtype)
         a[:, 0] = 1
         trace.hashes = self.hash_rows(ids)
-        shared: dict[str, Any] = {"replay": replay}
+        shared: dict[str, Any] = {"replay": replay, "floor": floor}
         for layer in range(c["num_hidden_layers"]):
             trace.stream_norms.append(X.norm(dim=-1))
             if layer in c["engram_layer_ids"]:

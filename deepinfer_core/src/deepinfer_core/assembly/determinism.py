@@ -41,14 +41,14 @@ def check_deterministic(config: EngineConfig, hints: SchedulerHints, backend: Ba
             "chunks then follow measured times, and with them who is preempted and goes on with other draws",
             "set --verify coupled, or leave --target-itl-ms out",
         )
-    if config.prefix_cache and hints.window:
+    if config.prefix_cache and hints.window and config.prefix_replay != "exact":
         raise _contradiction(
             promise,
             "prefix_cache",
             "a prefix cache",
             f"behind a hit the last {hints.window} positions run again with shorter windows, so tokens would depend on"
             " what ran before",
-            "leave --prefix-cache out, or set --deterministic off",
+            "set --prefix-replay exact, leave --prefix-cache out, or set --deterministic off",
         )
     if promise == "batch":
         needs = "its rows must have the same bits in every batch"

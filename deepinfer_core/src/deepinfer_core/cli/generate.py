@@ -47,6 +47,7 @@ SETTINGS = (
     "target_itl_ms",
     "block_size",
     "prefix_cache",
+    "prefix_replay",
     "replay_mode",
     "keep_tokens",
     "cache_formats",
