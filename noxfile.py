@@ -345,8 +345,9 @@ def nightly(session: nox.Session) -> None:
 @nox.session
 def kernels(session: nox.Session) -> None:
     """Every kernel of backend cuda lowered and compiled for each architecture, without a GPU, and counted; registers
-    and spills of each go to build/kernels.json. Needs nvcc."""
-    session.install("--compile-bytecode", TORCH, *built(session, *TORCHLESS, "./plugins/deepinfer_cpu", CUDA))
+    and spills of each go to build/kernels.json. Needs nvcc. Before that, every kernel of backend ascend lowered."""
+    session.install("--compile-bytecode", TORCH, *built(session, *TORCHLESS, "./plugins/deepinfer_cpu", CUDA, ASCEND))
+    session.run("python", "-m", "deepinfer_ascend.jit.survey", env=TEST_ENV)
     report = ROOT / "build" / "kernels.json"
     report.parent.mkdir(exist_ok=True)
     session.run("python", "-m", "deepinfer_cuda.jit.survey", "--json", str(report), *session.posargs, env=TEST_ENV)

@@ -19,6 +19,11 @@ OF_CUDA = {
     "DEEPINFER_CUDA_CHECK_NAN": "1: look for NaN in the result of each op, slowly and without graphs; default: 0",
 }
 
+OF_ASCEND = {
+    "DEEPINFER_ASCEND_LOWERED": "1: under `--emulate`, execute lowered kernels on the processor; default: 0",
+    "DEEPINFER_ASCEND_CACHE": "folder of kernels compiled so; default `deepinfer/ascend` in the user's cache folder",
+}
+
 
 def environment_page() -> str:
     lines = [
@@ -36,6 +41,8 @@ def environment_page() -> str:
         lines.append(f"| `{variable}` | `{key}` | {declared.range_text()} | {cell(declared.help)} |")
     lines += ["", "## Read by backend `cuda`", "", "| variable | what it does |", "| --- | --- |"]
     lines += [f"| `{variable}` | {meaning} |" for variable, meaning in OF_CUDA.items()]
+    lines += ["", "## Read by backend `ascend`", "", "| variable | what it does |", "| --- | --- |"]
+    lines += [f"| `{variable}` | {meaning} |" for variable, meaning in OF_ASCEND.items()]
     lines += ["", "## Read by others", "", "| variable | what it does here |", "| --- | --- |"]
     lines += [f"| `{variable}` | {meaning} |" for variable, meaning in OTHERS.items()]
     return "\n".join(lines) + "\n"

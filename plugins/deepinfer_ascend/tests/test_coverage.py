@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from deepinfer_ascend.backend import op_table
-from deepinfer_ascend.coverage import EQUIVALENT, SIZES, coverage, page_table
+from deepinfer_ascend.coverage import EQUIVALENT, KERNELS, LOWERED, SIZES, coverage, page_table
+from deepinfer_ascend.jit import serving
 from deepinfer_ascend.vendor.table import TABLE
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "ascend.md"
@@ -13,8 +14,19 @@ PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "ascend.md"
 
 def test_an_op_with_a_bound_kernel_is_one_of_ours_and_has_its_sizes_told():
     bound = {op for symbol in TABLE.values() for op in symbol.ops}
-    assert {op for op, how, _ in coverage() if how == EQUIVALENT} == set(SIZES) == bound
+    assert {op for op, how, _ in coverage() if EQUIVALENT in how} == set(SIZES) == bound
     assert bound <= set(op_table())
+
+
+def test_an_op_that_is_told_as_lowered_is_one_that_lowered_kernels_serve(monkeypatch):
+    from emulated_backend import emulated
+
+    monkeypatch.setenv(serving.VARIABLE, "1")
+    made = emulated()
+    told = {op for op, how, _ in coverage() if LOWERED in how}
+    assert told == set(serving.serve(made.ops)) == set(KERNELS)
+    assert not any(made.plan[op] == "deepinfer-cpu" for op in told)
+    made.close()
 
 
 @pytest.mark.skipif(not PAGE.is_file(), reason="without the sources of the documentation")

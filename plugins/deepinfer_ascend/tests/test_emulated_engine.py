@@ -26,6 +26,17 @@ def test_tokens_are_those_of_cpu(mode):
 
 
 @pytest.mark.slow
+def test_lowered_kernels_give_the_tokens_of_cpu(monkeypatch, tmp_path):
+    """Norm, rotation, casts, SwiGLU, index rows: executed from AscendC, in every layer of every step."""
+    pytest.importorskip("tilelang", reason="deepinfer-ascend[kernels] is not installed")
+    monkeypatch.setenv("DEEPINFER_ASCEND_CACHE", str(tmp_path))
+    monkeypatch.setenv("DEEPINFER_ASCEND_LOWERED", "1")
+    found = texts(backend="ascend", emulate=True)
+    assert list(tmp_path.glob("rms_rows-*.so"))
+    assert found == texts(backend="cpu")
+
+
+@pytest.mark.slow
 def test_drafts_and_prefix_cache_give_the_same_tokens():
     settings = {"draft_tokens": 4, "prefix_cache": True}
     assert texts(backend="ascend", emulate=True, **settings) == texts(backend="cpu", **settings)

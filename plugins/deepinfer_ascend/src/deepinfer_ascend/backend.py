@@ -16,6 +16,7 @@ from deepinfer_ascend.device.environment import RuntimeEnvironment
 from deepinfer_ascend.device.faults import typed
 from deepinfer_ascend.device.host_graphs import capture_on_host
 from deepinfer_ascend.device.runtime import DeviceRuntime
+from deepinfer_ascend.jit import serving
 from deepinfer_core.caches import unit_bytes
 from deepinfer_core.errors import BackendUnavailable, ConfigError, PluginError, UnsupportedArch, VendorImportError
 from deepinfer_core.interfaces import build_backend, cpu_backend
@@ -79,6 +80,7 @@ def _emulated(device: str | None) -> Any:
 
     return _build(
         plain,
+        lower=serving.asked(),
         device=torch.device("cpu"),
         capabilities=capabilities(memory_bytes=plain.capabilities.memory_bytes, emulated=True),
         capture=capture_on_host,
@@ -87,8 +89,11 @@ def _emulated(device: str | None) -> Any:
     )
 
 
-def _build(plain: Any, **methods: Any) -> Any:
-    table = op_table()
+def _build(plain: Any, *, lower: bool = False, **methods: Any) -> Any:
+    """``lower``: with lowered kernels, executed on the processor, in front of the ops that they serve."""
+    table = dict(op_table())
+    if lower:
+        table |= serving.serve({**plain.ops, **table})
     delegated = {op: call for op, call in plain.ops.items() if op not in table}
     return build_backend(
         NAME,

@@ -1,6 +1,7 @@
 """What ``--emulate`` runs for each op: ``python -m deepinfer_ascend.coverage`` prints the table of ``ascend.md``.
 
-An op is *served by an equivalent* where a vendor's kernel is bound and its equivalent computes; *not covered* where the
+*Equivalent*: a vendor's kernel is bound, and its equivalent computes. *Lowered*: a kernel of ours, lowered to AscendC,
+is executed where ``DEEPINFER_ASCEND_LOWERED`` asks for it, and compared with the plain op in tests. *Not covered*: the
 plain op of ``cpu`` computes, which says nothing of any kernel of the device.
 """
 
@@ -11,7 +12,18 @@ from collections.abc import Iterator
 
 from deepinfer_ascend.vendor.table import TABLE
 
-EQUIVALENT, NOT_COVERED = "equivalent", "not covered"
+EQUIVALENT, LOWERED, NOT_COVERED = "equivalent", "lowered", "not covered"
+KERNELS = {
+    "meta.compressed_index": "`run_indices`, without a block table",
+    "meta.gather_rows": "`gather_rows`, bf16",
+    "meta.window_index_decode": "`ring_indices`",
+    "moe.swiglu": "`swiglu_rows`, and `cast_rows` behind it",
+    "norm.rms": "`rms_rows`, and `cast_rows` behind it",
+    "quant.cast_per_token": "`cast_rows`, E4M3",
+    "transform.fused": "`rms_rows` and `rotary_rows`; the plain op behind them",
+    "transform.rotary": "`rotary_rows`",
+}
+"""Ops that lowered kernels serve, and which."""
 SIZES = {
     "attn.sparse_decode": "heads of 512 values, caches `v41` and `v41_fp4`",
     "attn.sparse_prefill": "heads of 512 values",
@@ -36,8 +48,10 @@ def coverage() -> Iterator[tuple[str, str, str]]:
         for op in symbol.ops:
             symbols.setdefault(op, []).append(f"`{name}`")
     for op in sorted(OPS):
-        if op in SIZES:
-            yield op, EQUIVALENT, f"{', '.join(symbols[op])}: {SIZES[op]}"
+        found = [(EQUIVALENT, f"{', '.join(symbols[op])}: {SIZES[op]}")] if op in SIZES else []
+        found += [(LOWERED, KERNELS[op])] if op in KERNELS else []
+        if found:
+            yield op, ", ".join(how for how, _ in found), "; ".join(by for _, by in found)
         elif OPS[op].default or OPS[op].required:
             yield op, NOT_COVERED, "the plain op of `cpu`"
 
