@@ -184,6 +184,13 @@ def test_command_prints_one_json_object_and_writes_the_same(tmp_path, capsys):
     assert table.read_text().count("\n") == 2
 
 
+def test_drafts_of_the_settings_hold_unless_others_are_given(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("DEEPINFER_DRAFT_TOKENS", "2")
+    quick = ["--backend", "cpu", "--warm-up-rounds", "0", "--out", str(tmp_path / "s")]
+    assert cli.main(["bench", "sweep", "--batches", "1", "--prompts", "8", "--steps", "1", *quick]) == 0
+    assert "1 request of 8 tokens, 2 drafts\n" in capsys.readouterr().out
+
+
 def test_figures_are_printed_although_their_file_cannot_be_written(capsys):
     arguments = ["--prompt", "8", "--rounds", "1", "--warm-up-rounds", "0", "--no-profile", "--backend", "cpu"]
     assert cli.main(["bench", "prefill", *arguments, "--out", "/dev/full"]) == 74

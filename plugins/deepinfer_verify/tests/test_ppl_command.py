@@ -170,6 +170,8 @@ def test_usage_is_refused_before_anything_runs(tmp_path, capsys):
     assert "no workload named 'nope'" in capsys.readouterr().err
     assert run(tmp_path / "b.json", "short", "--reason", "x") == 2
     assert "--reason is for --update" in capsys.readouterr().err
+    assert run(tmp_path / "b.json", "short", "--require", "--update") == 2
+    assert "--require and --update exclude each other" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -51,8 +51,12 @@ def _at_least(least: int, most: int) -> Callable[[click.Context, click.Parameter
     return check
 
 
-def _numbers(least: int, most: int) -> Callable[[click.Context, click.Parameter, str], list[int]]:
-    def read(context: click.Context, parameter: click.Parameter, value: str) -> list[int]:
+def _numbers(least: int, most: int) -> Callable[[click.Context, click.Parameter, str | None], list[int]]:
+    """Reads the numbers of an option; without it there are none."""
+
+    def read(context: click.Context, parameter: click.Parameter, value: str | None) -> list[int]:
+        if value is None:
+            return []
         parts = [part.strip() for part in value.split(",")]
         if not all(part.isascii() and part.isdecimal() and least <= int(part) <= most for part in parts):
             raise refuse(str(parameter.name), value, f"integers from {least} to {most}, separated by commas")
@@ -122,7 +126,7 @@ def prefill(context: click.Context, /, **options: Any) -> int:
 @bench.command("decode", short_help="Measure decode steps, and the prefill before them.")
 @_count("--batch", 8, 1, MOST["batch"], "Requests that decode together.")
 @_count("--prompt", 256, 1, MOST["prompt"], "Tokens of each prompt.")
-@_count("--draft-tokens", 0, 0, MOST["drafts"], "Draft tokens of a step.")
+@_count("--draft-tokens", None, 0, MOST["drafts"], "Draft tokens of a step; that of the settings, else 0.")
 @_count("--steps", 128, 1, MOST["steps"], "Decode steps that count.")
 @_count("--warm-up-rounds", 2, 0, MOST["rounds"], "Rounds of prompts before, at most.")
 @_outputs
@@ -141,7 +145,9 @@ def decode(context: click.Context, /, **options: Any) -> int:
 @click.option(
     "--prompts", default="128,512", callback=_numbers(1, MOST["prompt"]), metavar="N,...", help="Default 128,512."
 )
-@click.option("--draft-tokens", default="0", callback=_numbers(0, MOST["drafts"]), metavar="N,...", help="Default 0.")
+@click.option(
+    "--draft-tokens", callback=_numbers(0, MOST["drafts"]), metavar="N,...", help="Those of the settings, else 0."
+)
 @_count("--steps", 128, 1, MOST["steps"], "Decode steps that count, of each point.")
 @_count("--warm-up-rounds", 2, 0, MOST["rounds"], "Rounds of prompts before each point, at most.")
 @click.option("--out", metavar="DIR", required=True, help="Folder of the points; finished ones are not run again.")

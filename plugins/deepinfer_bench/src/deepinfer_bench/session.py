@@ -70,7 +70,8 @@ def run_point(
     """The report of ``bench prefill`` or ``bench decode``."""
     text = None if options["text"] is None else read_text(options["text"])
     plan = Plan(options["steps"], options["rounds"], options["warm_up_rounds"], profile_steps, options["gc_every"])
-    shape = Shape(options["batch"], options["prompt"], options["draft_tokens"])
+    drafts = options["draft_tokens"]
+    shape = Shape(options["batch"], options["prompt"], config.draft_tokens if drafts is None else drafts)
     with session(config, [shape], plan, options["layers"], text, tell) as made:
         point = measure_point(made.bench, shape, made.prompts, plan, made.ceilings, tell)
         return made.report(command, plan, [point])
@@ -83,7 +84,7 @@ def run_grid(config: EngineConfig, options: Mapping[str, Any], tell: Tell) -> tu
     if not options["out"]:
         raise refuse("out", options["out"], "the path of a folder")
     plan = Plan(options["steps"], 1, options["warm_up_rounds"], 0, options["gc_every"])
-    shapes = grid(options["batches"], options["prompts"], options["draft_tokens"])
+    shapes = grid(options["batches"], options["prompts"], options["draft_tokens"] or [config.draft_tokens])
     layers, text = options["layers"], None if options["text"] is None else read_text(options["text"])
     with SweepFolder.opened(Path(options["out"]), shared(config, plan, layers, text)) as folder:
         try:

@@ -141,8 +141,9 @@ def _template(path: str | None) -> str:
     try:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as err:
+        reason = getattr(err, "strerror", None) or str(err)
         raise InvalidInputFile(
-            f"cannot read the template {path}", reason=str(err), remedy="check --template", details={"path": path}
+            f"cannot read the template {path}", reason=reason, remedy="check --template", details={"path": path}
         ) from err
     if PLACE not in text:
         raise InvalidInputFile(

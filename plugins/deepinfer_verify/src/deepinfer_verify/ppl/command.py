@@ -54,6 +54,12 @@ def ppl(
 
     if reason is not None and not update:
         raise CommandUsageError("--reason is for --update", remedy="give --update too, or leave it out")
+    if require and update:
+        raise CommandUsageError(
+            "--require and --update exclude each other",
+            reason="one fails without an entry of this machine, the other makes it",
+            remedy="leave one of them out",
+        )
     workloads = [find_workload(name) for name in dict.fromkeys(names or shipped())]
     # Those of os.path, which leave a user that nobody knows, and links in a circle, to whoever opens the file.
     path = Path(os.path.realpath(os.path.expanduser(baseline)))
@@ -75,7 +81,7 @@ def ppl(
             _say(outcome)
     if state.json:
         _say_as_data(path, outcomes)
-    return _status(outcomes, require=require and not update)
+    return _status(outcomes, require=require)
 
 
 def _measured(config: EngineConfig, workloads: list[Workload]) -> Iterator[Entry]:
