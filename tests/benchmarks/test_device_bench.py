@@ -102,6 +102,31 @@ def test_pairs_of_a_prefill_are_those_counted_one_by_one() -> None:
         counted = sum(min((p + 1) // ratio, limit) for p in range(rows))
         assert Work(rows, rows, prefill=True).pairs(limit, ratio) == pytest.approx(counted, rel=0.15)
     assert Work(5, 300).pairs(64, 2) == 5 * 64
+    for rows, kept, limit, ratio in ((200, 140, 128, 1), (300, 50, 64, 2)):
+        counted = sum(min((p + 1) // ratio, limit) for p in range(rows - kept, rows))
+        assert Work(rows, rows, prefill=True).last(kept).pairs(limit, ratio) == pytest.approx(counted, rel=0.02)
+
+
+def test_bounded_replay_leaves_the_decoder_half_the_kept_rows_and_all_entries() -> None:
+    from deepinfer_v41.config import V41Config
+    from deepinfer_v41.cut_down import cut_down
+    from deepinfer_v41.floors import Work, step_floors
+
+    config = V41Config.from_dict(cut_down(12))
+    work = Work(4096, 4096, prefill=True)
+
+    def flop(kept: int) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for part in step_floors(config, work, kept):
+            found[part.op] = found.get(part.op, 0) + part.flop
+        return found
+
+    whole, half = flop(0), flop(140)
+    assert whole == flop(4096) == flop(5000)
+    assert (config.num_hidden_layers, config.n_encoder_layers) == (12, 7)
+    assert half["gate"] == pytest.approx(whole["gate"] * (7 + 5 * 140 / 4096) / 12)
+    assert (half["compressor"], half["index key"]) == (whole["compressor"], whole["index key"])
+    assert half["index weights"] < whole["index weights"]
 
 
 def test_busy_time_is_the_union_of_what_runs_side_by_side() -> None:

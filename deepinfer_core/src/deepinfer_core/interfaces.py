@@ -129,9 +129,10 @@ class Model(Protocol):
     of the device nor ``num_reqs`` and ``total_q``. Only such a model runs in graphs (setting ``graphs``). It may get
     rows of placeholders behind those of the step (``valid_token_mask`` is false there), which must not change others.
 
-    A model may also have ``floors(rows: int, context: int, *, prefill: bool) -> Sequence[OpFloor]``, which is not
-    required of it: the least bytes and FLOP of each op of a step, without its draft head. A decode step has one row for
-    each of ``rows`` sequences of ``context`` tokens; ``rows`` of a prefill step are the first of one prompt.
+    A model may also have ``floors(rows: int, context: int, *, prefill: bool, kept: int) -> Sequence[OpFloor]``, which
+    is not required of it: the least bytes and FLOP of each op of a step, without its draft head. A decode step has one
+    row for each of ``rows`` sequences of ``context`` tokens; ``rows`` of a prefill step are the first of one prompt,
+    and the decoder half runs the last ``kept`` of them (0: all).
 
     A model that proposes drafts is a :class:`DraftingModel`.
     """

@@ -37,6 +37,8 @@ SETTINGS = (
     "graphs",
     "validation",
     "model_plugin",
+    "replay_mode",
+    "keep_tokens",
 )
 PROFILED_STEPS = 8
 MOST = {"batch": 65536, "prompt": 1 << 24, "drafts": 15, "steps": 1_000_000, "rounds": 10_000}

@@ -173,7 +173,7 @@ def _prefill_record(
     share = None
     if floors is not None and ceilings is not None and segment.kept:
         # As if each prompt ran by itself, so weights count once for each: an upper bound where steps hold several.
-        parts = floors(shape.prompt_tokens, shape.prompt_tokens, prefill=True)
+        parts = floors(shape.prompt_tokens, shape.prompt_tokens, prefill=True, kept=_kept_rows(bench))
         whole = sum(rounds) / len(rounds) * 1e-3
         share = {**roofline([*parts] * shape.batch, ceilings, whole), "of": "a round, each prompt by itself"}
     return {
@@ -195,7 +195,7 @@ def _decode_record(
     share = None
     if floors is not None and ceilings is not None and kept:
         rows = segment.rows // kept
-        parts = floors(rows, context, prefill=False)
+        parts = floors(rows, context, prefill=False, kept=0)
         share = {**roofline(parts, ceilings, seconds / kept), "of": f"a step of {rows} rows, without its drafts"}
     return {
         **segment.as_record(),
@@ -226,6 +226,12 @@ def _drift(segment: Segment) -> float | None:
 
 def _longest(round_: Round) -> int:
     return max(len(request.token_ids) for request in round_.requests)
+
+
+def _kept_rows(bench: Bench) -> int:
+    """Prompt rows that the decoder half runs (setting ``replay_mode``); 0: all."""
+    kept: int = bench.engine.core.config.replay_keep if bench.llm.config.replay_mode == "compact" else 0
+    return kept
 
 
 def _median_s(segment: Segment | None) -> float | None:

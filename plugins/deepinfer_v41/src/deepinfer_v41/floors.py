@@ -25,31 +25,53 @@ WINDOW_ENTRY, MAIN_ENTRY, INDEX_ENTRY = 528, 288, 68
 
 @frozen
 class Work:
-    """``context``: tokens before and including a row's own; in ``prefill`` rows are the positions 0 to rows - 1."""
+    """``context``: tokens before and including a row's own; in ``prefill`` rows are the positions from ``first`` on."""
 
     rows: int
     context: int
     prefill: bool = False
+    first: int = 0
 
     def pairs(self, limit: int, ratio: int = 1) -> float:
         """Keys that all rows together attend to, each at most ``limit`` of those that stand for ``ratio`` tokens."""
         if not self.prefill:
             return float(self.rows * min(self.context // ratio, limit))
-        full = min(self.rows, limit * ratio)
-        return full * full / 2 / ratio + (self.rows - full) * limit
+        return _pairs_of(self.first + self.rows, limit, ratio) - _pairs_of(self.first, limit, ratio)
+
+    def last(self, rows: int) -> Work:
+        """The last ``rows`` of a prefill step; 0: all of them."""
+        left_out = self.rows - rows if self.prefill and 0 < rows < self.rows else 0
+        return Work(self.rows - left_out, self.context, self.prefill, self.first + left_out)
 
 
-def step_floors(c: V41Config, work: Work) -> list[OpFloor]:
-    """Of a whole step without the draft head: embedding, layers, and the head over the rows that are sampled."""
+def _pairs_of(rows: int, limit: int, ratio: int) -> float:
+    """Of the positions 0 to rows - 1."""
+    full = min(rows, limit * ratio)
+    return full * full / 2 / ratio + (rows - full) * limit
+
+
+def step_floors(c: V41Config, work: Work, kept: int = 0) -> list[OpFloor]:
+    """Of a whole step without the draft head: embedding, layers, and the head over the rows that are sampled.
+
+    :param kept: Rows of a prompt that the decoder half runs (bounded replay, ``spec/model.md`` 5); 0: all.
+    """
     rows, sampled = work.rows, 1 if work.prefill else work.rows
-    layers = [part for plan in c.layers if not plan.is_draft for part in floors(c, plan, work)]
+    layers: list[OpFloor] = []
+    for plan in c.layers:
+        if not plan.is_draft:
+            own = work if plan.layer < c.n_encoder_layers else work.last(kept)
+            layers += floors(c, plan, own, entries_of=work)
     embedding = OpFloor("embedding", rows * c.hidden_size * BF16 * (1 + c.hc_mult))
     return [embedding, *layers, _product("head", sampled, c.hidden_size, c.vocab_size, BF16, BF16)]
 
 
-def floors(c: V41Config, plan: LayerPlan, work: Work) -> list[OpFloor]:
-    """One entry for each op of the layer."""
-    return [*_streams(c, work), *_attention(c, plan, work), *_sources(c, plan, work), *_experts(c, work),
+def floors(c: V41Config, plan: LayerPlan, work: Work, entries_of: Work | None = None) -> list[OpFloor]:
+    """One entry for each op of the layer.
+
+    :param entries_of: The rows whose entries the layer stores, where they are more than it runs.
+    """
+    return [*_streams(c, work), *_attention(c, plan, work), *_entries(c, plan, entries_of or work),
+            *_queries(c, plan, work), *_experts(c, work),
             *(_engram(c, work) if plan.engram is not None else ())]  # fmt: skip
 
 
@@ -78,7 +100,8 @@ def _attention(c: V41Config, plan: LayerPlan, work: Work) -> Iterator[OpFloor]:
         chosen = work.pairs(c.index_topk, plan.ratio)
     keys = window * WINDOW_ENTRY + chosen * MAIN_ENTRY
     if work.prefill:  # a key is read once: its readers share it
-        keys = t * width * BF16 * (1 + (1 / plan.ratio if plan.kv_source is not None else 0))
+        before = min(work.first, c.sliding_window)
+        keys = (before + t + ((work.first + t) / plan.ratio if plan.kv_source is not None else 0)) * width * BF16
     yield OpFloor("attention", keys + 2 * t * heads * BF16, 4.0 * heads * (window + chosen))
     yield OpFloor("rope out", 2 * t * heads * BF16)
     rank = c.o_groups * c.o_lora_rank
@@ -87,17 +110,21 @@ def _attention(c: V41Config, plan: LayerPlan, work: Work) -> Iterator[OpFloor]:
     yield _product("wo_b", t, rank, d, FP8)
 
 
-def _sources(c: V41Config, plan: LayerPlan, work: Work) -> Iterator[OpFloor]:
+def _entries(c: V41Config, plan: LayerPlan, work: Work) -> Iterator[OpFloor]:
     t, d, width = work.rows, c.hidden_size, c.head_dim
     if plan.kind is LayerKind.FULL:
         parts = 2 if plan.ratio > 1 else 1
         yield _product("compressor", t, d, parts * width, BF16, BF16)
         yield OpFloor("store entries", t / plan.ratio * (2 * width * BF16 + MAIN_ENTRY + INDEX_ENTRY))
         yield _product("index key", max(1, t // plan.ratio), width, c.index_head_dim, BF16, BF16)
+
+
+def _queries(c: V41Config, plan: LayerPlan, work: Work) -> Iterator[OpFloor]:
+    t, d = work.rows, c.hidden_size
     if plan.has_indexer:
         limit = c.candidate_topk_blocks * c.candidate_block_size if plan.candidate_source is not None else 1 << 40
         scored = work.pairs(limit, plan.ratio)
-        keys = t / plan.ratio if work.prefill else scored
+        keys = (work.first + t) / plan.ratio if work.prefill else scored
         yield _product("index weights", t, d, c.index_n_heads, BF16, BF16)
         yield OpFloor(
             "index.logits", keys * INDEX_ENTRY + scored * 4, 2.0 * c.index_n_heads * c.index_head_dim * scored

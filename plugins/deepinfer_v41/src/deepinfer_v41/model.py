@@ -121,9 +121,9 @@ class V41Model:
                 temperatures=self._temperatures,
             )
 
-    def floors(self, rows: int, context: int, *, prefill: bool = False) -> list[OpFloor]:
+    def floors(self, rows: int, context: int, *, prefill: bool = False, kept: int = 0) -> list[OpFloor]:
         """The least bytes and FLOP of each op of a step, without its draft head (``floors.py``)."""
-        return step_floors(self.config, Work(rows, context, prefill))
+        return step_floors(self.config, Work(rows, context, prefill), kept)
 
     def check_prompt(self, ids: Sequence[int]) -> None:
         """Refuse what the model cannot take although its ids are in the vocabulary: image placeholders.
