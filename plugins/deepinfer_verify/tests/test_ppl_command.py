@@ -102,7 +102,7 @@ def test_number_of_threads_and_settings_of_others_change_nothing(made, tiny, cap
     monkeypatch.setenv("DEEPINFER_MAX_CHUNK", "3")
     assert run(made, tiny, "--num-threads", "2") == 0
     err = capsys.readouterr().err
-    assert "deepinfer: setting draft_tokens is not used: a workload has its own\n" in err
+    assert "deepinfer: setting draft_tokens is not used: this comparison has its own\n" in err
     assert "deepinfer: setting max_chunk is not used" in err
 
 

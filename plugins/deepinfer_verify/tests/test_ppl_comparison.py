@@ -11,9 +11,10 @@ from attrs import evolve
 from verify_entries import ELSEWHERE, HERE, entry, sample
 
 from deepinfer_core.errors import BaselineError, CommandUsageError
-from deepinfer_verify.ppl.comparison import TOLERANCE, Verdict, exact_differences, other_entry, ulps
+from deepinfer_verify.ppl.comparison import TOLERANCE, Verdict, exact_differences, other_entry
 from deepinfer_verify.ppl.outcomes import compared, updated
 from deepinfer_verify.ppl.report import lines_of
+from deepinfer_verify.ulps import ulps
 
 PATH = Path("b.json")
 

@@ -10,5 +10,9 @@ from deepinfer_core.types import CommandSpec
 
 @hookimpl
 def deepinfer_cli_commands() -> Sequence[CommandSpec]:
-    summary = "Compare the perplexity of decoding with a baseline, exactly."
-    return [CommandSpec("ppl", "deepinfer_verify.ppl.command:ppl", summary)]
+    ppl = "Compare the perplexity of decoding with a baseline, exactly."
+    replay = "Compare bounded replay of the decoder half with its rule."
+    return [
+        CommandSpec("ppl", "deepinfer_verify.ppl.command:ppl", ppl),
+        CommandSpec("verify-replay", "deepinfer_verify.replay.command:verify_replay", replay),
+    ]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option("--update", is_flag=True, help="Write what is computed into FILE, beside its other entries.")
 @click.option("--reason", metavar="TEXT", help="Why; needed where an update changes numbers that are there.")
 @click.option("--require", is_flag=True, help="Fail where FILE has no entry of this machine.")
-@setting_options("backend", "model", "model_plugin", "device", "kv_memory", "num_threads")
+@setting_options("backend", "emulate", "model", "model_plugin", "device", "kv_memory", "num_threads")
 @common_options
 @click.pass_obj
 def ppl(
@@ -90,15 +90,14 @@ def _measured(config: EngineConfig, workloads: list[Workload]) -> Iterator[Entry
 
     from deepinfer_core.assembly.fingerprint import model_fingerprint
     from deepinfer_core.parameters.sampling_params import SamplingParams
-    from deepinfer_verify.ppl.measure import engine_config, measure
+    from deepinfer_verify.engine_settings import say_left_out, settings_for
+    from deepinfer_verify.ppl.measure import measure
 
     fingerprint = cache(model_fingerprint)
     said: set[str] = set()
     for workload in workloads:
-        settings, left_out = engine_config(config, workload)
-        for key in (key for key in left_out if key not in said):
-            said.add(key)
-            sys.stderr.write(f"deepinfer: setting {key} is not used: a workload has its own\n")
+        settings, left_out = settings_for(config, workload.settings)
+        say_left_out(left_out, said)
         with load_llm(settings, SamplingParams()) as llm:
             yield measure(llm, workload, fingerprint(llm.assembly.card.path))
 

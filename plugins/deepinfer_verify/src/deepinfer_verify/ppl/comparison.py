@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
 from attrs import frozen
 
 from deepinfer_verify.ppl.records import Entry, SampleResult
+from deepinfer_verify.ulps import ulps
 
 TOLERANCE = 1e-6
 """Relative, of a sample's sum of log-probabilities and of its perplexity, between machines of different keys. Exact
@@ -131,22 +131,6 @@ def _exact(old: SampleResult, new: SampleResult) -> SampleDifference | None:
     if (old.verified, old.accepted) != (new.verified, new.accepted):
         return SampleDifference(old.id, "drafts", _drafts(old), _drafts(new))
     return None
-
-
-def ulps(a: float, b: float, form: str) -> int | None:
-    """How many values of the format ``f`` (FP32) or ``d`` (FP64) lie between; None: one is no value of it."""
-    integer = {"f": "i", "d": "q"}[form]
-    steps: list[int] = []
-    for value in (a, b):
-        try:
-            packed = struct.pack(form, value)
-        except OverflowError:
-            return None
-        if struct.unpack(form, packed)[0] != value:
-            return None
-        [bits] = struct.unpack(integer, packed)
-        steps.append(bits if bits >= 0 else -(bits & ((1 << (8 * len(packed) - 1)) - 1)))
-    return abs(steps[0] - steps[1])
 
 
 def _relative(a: float, b: float) -> float:

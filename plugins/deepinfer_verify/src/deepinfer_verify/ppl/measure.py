@@ -11,7 +11,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from deepinfer_core.config import EngineConfig, settings_by_key
 from deepinfer_core.errors import CapacityError, DeepInferError, RequestFailed
 from deepinfer_core.parameters.sampling_params import SamplingParams
 from deepinfer_verify.ppl.platforms import platform_of
@@ -21,19 +20,6 @@ if TYPE_CHECKING:
     from deepinfer_core.llm import LLM
     from deepinfer_core.requests.outputs import RequestOutput
     from deepinfer_verify.ppl.workloads import Sample, Workload
-
-MACHINE = ("backend", "model", "model_plugin", "device", "kv_memory", "num_threads", "debug", "strict_plugins")
-"""Settings that say where a workload runs; with those of plugins they hold, and all others are the workload's."""
-
-
-def engine_config(config: EngineConfig, workload: Workload) -> tuple[EngineConfig, list[str]]:
-    """The settings to run ``workload`` with, and the names of those of ``config`` that are left out for it."""
-    default = EngineConfig()
-    given = {key: config.get(key) for key in settings_by_key() if config.get(key) != default.get(key)}
-    kept = {key: value for key, value in given.items() if key in MACHINE or key.startswith("plugins.")}
-    wanted = workload.settings
-    left_out = [key for key, value in given.items() if key not in kept and wanted.get(key, default.get(key)) != value]
-    return EngineConfig.resolve({**kept, **wanted}, environ={}), left_out
 
 
 def measure(llm: LLM, workload: Workload, fingerprint: str) -> Entry:

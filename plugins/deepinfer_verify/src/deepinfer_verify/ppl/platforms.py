@@ -38,16 +38,17 @@ def platform_of(llm: LLM) -> Platform:
     on_host = capabilities.device_type == "cpu"
     arch = instruction_set() if on_host else capabilities.arch
     versions = {name: version for name in PACKAGES if (version := _version(name))}
-    key = f"{backend.name}-{arch}-torch-{torch.__version__}"
+    name = f"{backend.name}-emulated" if capabilities.emulated else backend.name  # says nothing of a device
+    key = f"{name}-{arch}-torch-{torch.__version__}"
     record = {
         "arch": arch,
         "device": processor() if on_host else _device_name(torch),
         "driver": "" if on_host else str(torch.version.cuda or torch.version.hip or ""),
-        "backend": backend.name,
+        "backend": name,
         "system": sys.platform,
         "packages": {**versions, "torch": str(torch.__version__)},
     }
-    return Platform(re.sub(r"[^A-Za-z0-9_.+-]", "_", key), backend.name, record)
+    return Platform(re.sub(r"[^A-Za-z0-9_.+-]", "_", key), name, record)
 
 
 def instruction_set() -> str:
