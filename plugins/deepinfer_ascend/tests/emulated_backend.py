@@ -25,8 +25,8 @@ def rows(*shape, seed=1):
 
 def fp8_weight(n=N, k=K, seed=2):
     """E4M3 ``[N, K]`` and its E8M0 grid of 32 by 32 blocks, as a checkpoint has them."""
-    values = rows(n, k, seed=seed).float()
-    scales = torch.randint(120, 125, (-(-n // 32), -(-k // 32)), dtype=torch.uint8)
+    values, generator = rows(n, k, seed=seed).float(), torch.Generator().manual_seed(seed)
+    scales = torch.randint(120, 125, (-(-n // 32), -(-k // 32)), generator=generator, dtype=torch.uint8)
     return values.to(torch.float8_e4m3fn), scales
 
 

@@ -124,7 +124,9 @@ def _aligned(d: Any, w1: Any, w2: Any, clamp: float) -> Tensor | None:
     if w1.shape[1] != d.x.shape[1] or w2.shape[1] * 2 != w1.shape[2] or d.handle.dtype != torch.bfloat16:
         return None
     places, ends = segment_places(d, w1.shape[0])
-    rows = int(-(-int(ends[-1]) // SEGMENT) * SEGMENT) if d.expert is None else d.x.shape[0] + w1.shape[0] * SEGMENT
+    # Where the host knows no sizes, as many rows as there can be: each segment may end 127 rows before the next begins.
+    last = int(ends[-1]) if d.expert is None else d.x.shape[0] + w1.shape[0] * (SEGMENT - 1)
+    rows = -(-last // SEGMENT) * SEGMENT
     x = d.x.new_zeros(rows, d.x.shape[1], dtype=torch.bfloat16)
     x[places] = d.x.bfloat16()  # values of E4M3 codes and powers of two: bf16 holds them, and the cast gives them back
     q = cast_per_token(x)
