@@ -52,7 +52,7 @@ def test_least_squares_meets_the_optimality_conditions(seed: int) -> None:
 
 
 def test_least_squares_with_too_many_columns_is_refused() -> None:
-    with pytest.raises(ValueError, match="11 columns"):
+    with pytest.raises(ValueError, match="13 columns"):
         nonnegative_least_squares(np.ones((3, MAX_COLUMNS + 1)), np.ones(3))
 
 
@@ -68,6 +68,25 @@ def test_fit_of_exact_times_finds_the_coefficients() -> None:
     assert [k.ratio for k in model.attention] == [2]
     got = (model.base_ns, model.seq_ns, model.row_ns, model.attention[0].pair_ns)
     assert got == pytest.approx((true.base_ns, true.seq_ns, true.row_ns, 3.0), rel=1e-6)
+
+
+def test_fit_tells_the_rows_of_both_halves_apart() -> None:
+    """The same chunks with all rows in the decoder half, and with the last 140 of a prompt of 2049 tokens alone."""
+    hints = SchedulerHints(window=128, ratios_sparse=(1, 2), index_topk=64)
+    kinds = attention_kinds(hints, bounded=True)
+    attention = [AttentionKind(1, pair_ns=2.0, kept=True), AttentionKind(2, pair_ns=1.0)]
+    true = CostModel(base_ns=50_000, seq_ns=3_000, row_ns=700, kept_ns=1_100, attention=attention, keep=140)
+    points = []
+    for q in (8, 32, 128, 512):
+        for end in (600, 1200, 2000, 2048):
+            for full in (0, 2049):
+                points.append(Point("prefill", 1, q, end, true.predict_ns([CostRow(end - q, q, full)]), full))
+    points += [Point("prefill", n, 16, 16, true.predict_ns([CostRow(0, 16, 16)] * n), 16) for n in (2, 4, 8)]
+    model, error = fit(points, kinds, 140)
+    assert error < 1e-5
+    assert model.keep == 140
+    for row in (CostRow(0, 256, 3000), CostRow(2800, 200, 3000), CostRow(500, 100, 0)):
+        assert model.predict_ns([row]) == pytest.approx(true.predict_ns([row]), rel=1e-3)
 
 
 def test_fit_of_steps_whose_time_goes_with_few_pairs_stays_within_the_core() -> None:
@@ -182,6 +201,12 @@ def test_kinds_follow_the_hints() -> None:
     hints = SchedulerHints(window=128, ratios_sparse=(1, 2), ratios_dense=(2,), index_topk=512)
     found = [(k.ratio, k.cap, k.shift) for k in attention_kinds(hints)]
     assert found == [(1, 128, True), (1, 0, False), (2, 0, False), (1, 512, False), (2, 512, False)]
+
+
+def test_kinds_of_a_bounded_engine_count_the_finest_keys_of_kept_rows_too() -> None:
+    hints = SchedulerHints(window=128, ratios_sparse=(1, 2), index_topk=512)
+    kept = [(k.ratio, k.cap, k.shift) for k in attention_kinds(hints, bounded=True) if k.kept]
+    assert kept == [(1, 128, True), (1, 0, False), (1, 512, False)]
 
 
 def test_smallest_chunk_is_the_one_that_costs_as_much_as_its_step() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 
 import pytest
 from e2e_workload import run_jobs, workload
@@ -62,6 +64,19 @@ def test_replayed_rows_of_an_exact_hit_do_not_grow_with_the_context() -> None:
             (output,) = llm.generate([[*prefix, *prompt_of(60, 5)]], GREEDY.updated({"max_tokens": 1}))
             seen.add((output.cached_tokens - length, output.replayed_tokens))
     assert seen == {(-125, 125)}
+
+
+def test_step_times_of_a_bounded_engine_tell_its_halves_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    prompts = [prompt_of(n, n) for n in (200, 600)]
+    with LLM(replay_mode="compact", max_num_seqs=2) as plain:
+        want = [o.token_ids for o in plain.generate(prompts, GREEDY)]
+    with LLM(replay_mode="compact", target_itl_ms=400, max_num_seqs=2, max_model_len=1024) as llm:
+        assert [o.token_ids for o in llm.generate(prompts, GREEDY)] == want
+    (profile,) = tmp_path.rglob("*.json")
+    prefill = json.loads(profile.read_text())["prefill"]
+    assert prefill["keep"] == 44
+    assert prefill["kept_ns"] > 0
 
 
 def test_prompt_logprobs_need_mode_off() -> None:

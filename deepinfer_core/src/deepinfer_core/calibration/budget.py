@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+import attrs
 from attrs import frozen
 
 from deepinfer_core.calibration.fit import fit
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from deepinfer_native import AttentionKind
 
 PASSES = 2
-MAX_KINDS = 7
+MAX_KINDS = 8
 MOST_MIN_CHUNK = 128
 
 
@@ -82,8 +83,11 @@ def check_target(target_itl_ms: int, *, chunked_prefill: bool, max_tokens: int) 
         )
 
 
-def attention_kinds(hints: SchedulerHints) -> list[AttentionKind]:
-    """Pair counts that this model's attention may cost: its window, every ratio without a cap, and up to its top-k."""
+def attention_kinds(hints: SchedulerHints, *, bounded: bool = False) -> list[AttentionKind]:
+    """Pair counts that this model's attention may cost: its window, every ratio without a cap, and up to its top-k.
+
+    ``bounded``: the decoder half leaves rows out. Then the window and the finest ratio count there by themselves too.
+    """
     from deepinfer_native import AttentionKind
 
     kinds = [AttentionKind(1, hints.window, shift=True)] if hints.window else []
@@ -91,6 +95,8 @@ def attention_kinds(hints: SchedulerHints) -> list[AttentionKind]:
     kinds += [AttentionKind(ratio) for ratio in ratios]
     if hints.index_topk:
         kinds += [AttentionKind(ratio, hints.index_topk) for ratio in sorted(hints.ratios_sparse)]
+    if bounded:
+        kinds += [attrs.evolve(kind, kept=True) for kind in kinds if kind.ratio == min(ratios, default=1)]
     return kinds[:MAX_KINDS]
 
 
@@ -104,16 +110,18 @@ def time_budget(
     max_tokens: int,
     max_step_tokens: int,
     max_num_seqs: int,
+    keep: int = 0,
 ) -> TimeBudget:
     """The profile of an engine with these ``facts``, read from its file or measured now.
 
     :param make_engine: (core settings to change, observer) -> an engine over the real model and caches.
     :param run_on: The engine -> a function that runs prompts on it.
     :param max_tokens: Positions that a sequence, and the caches, hold.
+    :param keep: Rows of a prompt that the decoder half runs; 0: all.
     :raises DeepInferError: a step failed while measuring.
     """
-    kinds = attention_kinds(hints)
-    facts = {**facts, "kinds": [(k.ratio, k.cap, k.shift, k.block) for k in kinds], "tokens": max_tokens}
+    kinds = attention_kinds(hints, bounded=keep > 0)
+    facts = {**facts, "kinds": [(k.ratio, k.cap, k.shift, k.block, k.kept) for k in kinds], "tokens": max_tokens}
     path = profile_path(profile_key(facts))
     profile = load(path)
     if profile is not None:
@@ -126,10 +134,10 @@ def time_budget(
     try:
         watch.begin()
         batches = batches_of(limit, max_num_seqs, max_tokens)
-        points = measure(watch, run_on(engine), chunks_of(limit, max_step_tokens), batches, PASSES)
+        points = measure(watch, run_on(engine), chunks_of(limit, max_step_tokens), batches, PASSES, keep)
     finally:
         engine.close()
-    profile = _fitted(points, kinds)
+    profile = _fitted(points, kinds, keep)
     seconds = time.perf_counter() - begin
     line = (
         f"measured in {seconds:.1f} s at {len(points)} points"
@@ -142,8 +150,9 @@ def time_budget(
     return TimeBudget(profile, f"{line}, kept in {path}", target_itl_ms)
 
 
-def _fitted(points: Iterable[Point], kinds: list[AttentionKind]) -> Profile:
+def _fitted(points: Iterable[Point], kinds: list[AttentionKind], keep: int) -> Profile:
     listed = list(points)
-    prefill, prefill_error = fit([p for p in listed if p.kind == "prefill"], kinds)
-    decode, decode_error = fit([p for p in listed if p.kind == "decode"], kinds)
+    prefill, prefill_error = fit([p for p in listed if p.kind == "prefill"], kinds, keep)
+    # A decode step runs every row in both halves.
+    decode, decode_error = fit([p for p in listed if p.kind == "decode"], [k for k in kinds if not k.kept])
     return Profile(prefill, decode, len(listed), prefill_error, decode_error)

@@ -14,6 +14,7 @@ from deepinfer_core.calibration.profile import host_facts, model_fingerprint
 from deepinfer_core.calibration.verify_curve import VerifyCurve, verify_curve
 from deepinfer_core.pipeline.meter import StepObserver
 from deepinfer_core.text.tokenizer import Tokenizer
+from deepinfer_core.types import ReplayModeName
 
 SPEED_SETTINGS = (
     "numeric_mode",
@@ -24,6 +25,8 @@ SPEED_SETTINGS = (
     "validation",
     "verify",
     "deterministic",
+    "replay_mode",
+    "keep_tokens",
 )
 """Settings of the engine that change what a step costs."""
 DISTRIBUTIONS = ("deepinfer-core", "deepinfer-native", "deepinfer-contracts")
@@ -65,6 +68,7 @@ def budget_of(
         max_tokens=min(settings["max_model_len"], plan.tokens),
         max_step_tokens=settings.get("max_chunk") or settings["max_num_batched_tokens"],
         max_num_seqs=plan.max_num_seqs,
+        keep=settings.get("replay_keep", 0) if parts.config.replay_mode == "compact" else 0,
     )
 
 
@@ -88,8 +92,9 @@ def curve_for(
 
 def _runner(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> Callable[[Any], Run]:
     def run_on(engine: Any) -> Run:
-        def run(prompts: list[list[int]], tokens: int) -> None:
-            run_prompts(engine, tokenizer, prompts, tokens, settings["vocab_size"], settings["max_model_len"])
+        def run(prompts: list[list[int]], tokens: int, replay_mode: ReplayModeName | None = None) -> None:
+            sizes = settings["vocab_size"], settings["max_model_len"]
+            run_prompts(engine, tokenizer, prompts, tokens, *sizes, replay_mode)
 
         return run
 
@@ -97,14 +102,20 @@ def _runner(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> Callable[[Any]
 
 
 def run_prompts(
-    engine: Any, tokenizer: Tokenizer, prompts: list[list[int]], tokens: int, vocab_size: int, max_model_len: int
+    engine: Any,
+    tokenizer: Tokenizer,
+    prompts: list[list[int]],
+    tokens: int,
+    vocab_size: int,
+    max_model_len: int,
+    replay_mode: ReplayModeName | None = None,
 ) -> None:
     """Generate ``tokens`` tokens for each prompt, all at once. Raises the error of a prompt that fails."""
     from deepinfer_core.parameters.sampling_params import SamplingParams
     from deepinfer_core.requests.prompts import inputs_of  # the request side is not needed to build an engine otherwise
     from deepinfer_core.requests.runs import Run as Requests
 
-    params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
+    params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True, replay_mode=replay_mode)
     running = Requests(
         engine,
         tokenizer,

@@ -1,9 +1,9 @@
 """Coefficients of a `CostModel` from measured steps: non-negative least squares of relative errors.
 
-The coefficients are few (at most two or three, and one for each attention kind), and the best non-negative ones are the
+The coefficients are few (at most four, and one for each attention kind), and the best non-negative ones are the
 plain least-squares solution over the columns that are not zero (the Karush-Kuhn-Tucker conditions). So all sets of
 columns are tried with ``numpy.linalg.lstsq``, and the best solution without a negative value is the exact optimum: at
-most 2**10 solves of a few dozen rows, no iteration, no tolerance, and no dependency for one function. With equal
+most 2**12 solves of a few dozen rows, no iteration, no tolerance, and no dependency for one function. With equal
 residuals the smaller set wins, so that columns that say the same do not share a cost.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from deepinfer_native import AttentionKind, CostModel
 
-MAX_COLUMNS = 10
+MAX_COLUMNS = 12
 NOISE = 1e-3
 """A column must lower the squared residual by this share to be used."""
 
@@ -56,19 +56,26 @@ def nonnegative_least_squares(
     return best
 
 
-def fit(points: Sequence[Point], kinds: Sequence[AttentionKind]) -> tuple[CostModel, float]:
-    """A model for steps of one kind, and its relative error (root mean square) at the points."""
+def fit(points: Sequence[Point], kinds: Sequence[AttentionKind], keep: int = 0) -> tuple[CostModel, float]:
+    """A model for steps of one kind, and its relative error (root mean square) at the points.
+
+    ``keep``: rows of a prompt that the decoder half runs; 0: all.
+    """
     import numpy as np
 
     from deepinfer_native import AttentionKind, CostModel
     from deepinfer_native.cost import MAX_PAIR_NS, MAX_TIME_NS
 
     # Rows of one decode step are in proportion to its requests: there is no column for them.
-    names = ["base_ns", "seq_ns"] + (["row_ns"] if points[0].kind == "prefill" else [])
+    names = ["base_ns", "seq_ns"]
+    if points[0].kind == "prefill":
+        names += ["row_ns", "kept_ns"] if keep else ["row_ns"]
     table: list[list[Any]] = []
     for p in points:
-        table.append([1, p.n] + ([p.n * p.q] if len(names) > 2 else []))
-        table[-1] += [p.n * kind.pairs(p.end - p.q, p.end) for kind in kinds]
+        start, floor = p.end - p.q, max(0, p.full_len - keep) if p.full_len else 0
+        first = max(start, min(floor, p.end - 1))
+        table.append([1, p.n, p.n * p.q, p.n * (p.end - first)][: len(names)])
+        table[-1] += [p.n * (_kept_pairs(k, first, p.end, floor) if k.kept else k.pairs(start, p.end)) for k in kinds]
     measured = np.array([p.ns for p in points], dtype=np.float64)
     a = np.array(table, dtype=np.float64) / measured[:, None]
     # Short contexts have few pairs, which could take over the time of the whole step, beyond what a pair may cost.
@@ -76,9 +83,16 @@ def fit(points: Sequence[Point], kinds: Sequence[AttentionKind]) -> tuple[CostMo
     x = nonnegative_least_squares(a, np.ones(len(points)), most)
     error = float(np.sqrt(np.mean((a @ x - 1) ** 2)))
     attention = tuple(
-        AttentionKind(k.ratio, k.cap, k.shift, k.block, float(v))
+        AttentionKind(k.ratio, k.cap, k.shift, k.block, float(v), kept=k.kept)
         for k, v in zip(kinds, x[len(names) :], strict=True)
         if v > 0
     )
-    base, seq, *row = x[: len(names)].tolist()
-    return CostModel(base_ns=base, seq_ns=seq, row_ns=row[0] if row else 0.0, attention=attention), error
+    times = dict(zip(names, x.tolist(), strict=False))
+    return CostModel(**times, keep=keep if "kept_ns" in times else 0, attention=attention), error
+
+
+def _kept_pairs(kind: AttentionKind, first: int, end: int, floor: int) -> int:
+    """Of the kept rows ``[first, end)``: windows begin at ``floor``, and a row that stays in front of it has none."""
+    if kind.shift and first < floor:
+        return 0
+    return kind.pairs(first, end, floor)

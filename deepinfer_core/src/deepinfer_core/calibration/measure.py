@@ -17,19 +17,24 @@ from deepinfer_core.errors import EngineError
 RULER_NS = 1 << 30
 """Time budget of a prefill step while measuring (``prefill_step_ns`` of the core)."""
 
-Run = Callable[[list[list[int]], int], None]
-"""Prompts and the tokens to generate for each; runs them to their end."""
+Run = Callable[..., None]
+"""``run(prompts, tokens)`` generates ``tokens`` for each prompt, to their end; with ``replay_mode="off"`` the decoder
+half runs every row, whatever the engine's mode is."""
 
 
 @frozen
 class Point:
-    """A measured step: ``n`` requests with ``q`` rows each, whose last position is ``end - 1``."""
+    """A measured step: ``n`` requests with ``q`` rows each, whose last position is ``end - 1``.
+
+    ``full_len``: tokens of the prompt, if the decoder half leaves rows of it out; 0: it runs all of them.
+    """
 
     kind: str
     n: int
     q: int
     end: int
     ns: int
+    full_len: int = 0
 
 
 @define(eq=False)
@@ -57,24 +62,31 @@ class Stopwatch:
         self.core.set_cost_model(CostModel(row_ns=RULER_NS / self.chunks.pop(0)) if self.chunks else CostModel())
 
 
-def measure(watch: Stopwatch, run: Run, chunks: Sequence[int], batches: Sequence[Batch], passes: int) -> list[Point]:
+def measure(
+    watch: Stopwatch, run: Run, chunks: Sequence[int], batches: Sequence[Batch], passes: int, keep: int = 0
+) -> list[Point]:
     """The points of a plan, each the fastest of ``passes`` runs: what is slower waited for something else.
 
-    Raises EngineError when a step came out otherwise than planned.
+    :param keep: Rows of a prompt that the decoder half runs in this engine; 0: all. The long prompt then runs both
+        ways, so that each half's share of a row is seen.
+    :raises EngineError: a step came out otherwise than planned.
     """
     run([prompt_of(8, 0)], 2)  # first calls allocate and compile
-    best: dict[tuple[str, int, int, int], int] = {}
+    best: dict[tuple[str, int, int, int, int], int] = {}
+    length = sum(chunks) + 1
     for seed in range(1, passes + 1):
-        watch.begin(chunks)
-        run([prompt_of(sum(chunks) + 1, seed)], DECODE_STEPS)
-        for point in _of_chunks(watch.seen, chunks):
-            _keep(best, point)
+        for full_len in (0, length) if keep else (0,):
+            watch.begin(chunks)
+            mode = {"replay_mode": "off"} if keep and not full_len else {}
+            run([prompt_of(length, seed)], DECODE_STEPS, **mode)
+            for point in _of_chunks(watch.seen, chunks, full_len):
+                _keep(best, point)
         for batch in batches:
             watch.begin()
             run([prompt_of(batch.length, seed * 100 + i) for i in range(batch.n)], DECODE_STEPS)
-            for point in _of_batch(watch.seen, batch):
+            for point in _of_batch(watch.seen, batch, bool(keep)):
                 _keep(best, point)
-    points = [Point(*key, ns) for key, ns in best.items()]
+    points = [Point(*key[:4], ns, key[4]) for key, ns in best.items()]
     for kind in ("prefill", "decode"):
         if not any(p.kind == kind for p in points):
             raise EngineError(
@@ -85,12 +97,12 @@ def measure(watch: Stopwatch, run: Run, chunks: Sequence[int], batches: Sequence
     return points
 
 
-def _keep(best: dict[tuple[str, int, int, int], int], point: Point) -> None:
-    key = (point.kind, point.n, point.q, point.end)
+def _keep(best: dict[tuple[str, int, int, int, int], int], point: Point) -> None:
+    key = (point.kind, point.n, point.q, point.end, point.full_len)
     best[key] = min(point.ns, best.get(key, point.ns))
 
 
-def _of_chunks(seen: Sequence[tuple[str, int, int, int]], chunks: Sequence[int]) -> Iterator[Point]:
+def _of_chunks(seen: Sequence[tuple[str, int, int, int]], chunks: Sequence[int], full_len: int) -> Iterator[Point]:
     end = 0
     for step, size in zip(seen, chunks, strict=False):
         kind, n, tokens, ns = step
@@ -100,20 +112,22 @@ def _of_chunks(seen: Sequence[tuple[str, int, int, int]], chunks: Sequence[int])
                 remedy="leave --target-itl-ms out, and report this",
             )
         end += size
-        yield Point(kind, 1, size, end, ns)
+        yield Point(kind, 1, size, end, ns, full_len)
     # The step of one token that ends the prompt also samples: it belongs to neither kind.
     for at, (kind, n, _, ns) in enumerate(seen[len(chunks) + 1 :], start=2):
         if kind == "decode" and n == 1:
             yield Point(kind, 1, 1, end + at, ns)
 
 
-def _of_batch(seen: Sequence[tuple[str, int, int, int]], batch: Batch) -> Iterator[Point]:
+def _of_batch(seen: Sequence[tuple[str, int, int, int]], batch: Batch, is_bounded: bool) -> Iterator[Point]:
     end = batch.length
     for kind, n, tokens, ns in seen:
         end += kind == "decode"
         # A batch that was split, or lost a request, is no point of the plan.
         if n == batch.n and tokens == (n * batch.length if kind == "prefill" else n):
-            yield Point(kind, n, batch.length if kind == "prefill" else 1, end, ns)
+            is_prefill = kind == "prefill"
+            full_len = batch.length if is_prefill and is_bounded else 0
+            yield Point(kind, n, batch.length if is_prefill else 1, end, ns, full_len)
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
