@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from deepinfer_bench.ceilings import Ceilings, measure_ceilings, roofline
 from deepinfer_bench.formulas import acceptance, full_acceptance_rate, user_rate
@@ -45,6 +46,21 @@ def test_floor_of_a_step_is_the_sum_of_what_bounds_each_op():
     assert found["floor_share"] == pytest.approx(0.5)
     assert found["copy_share"] == pytest.approx(2.001e6 / 1e9 / 0.01)
     assert found["matmul_share"] == pytest.approx(3.001e9 / 1e12 / 0.01)
+
+
+@pytest.mark.parametrize(("room", "sizes"), [(1, [1]), (4, [1, 2, 4]), (9, [1, 2, 4])])
+def test_ceilings_take_smaller_arrays_where_memory_is_short(monkeypatch, room, sizes):
+    tried = []
+
+    def measured(where, part, clock):
+        tried.append(part)
+        if part < room:
+            raise torch.OutOfMemoryError("none left")
+        return Ceilings(1.0, 1.0, "float32")
+
+    monkeypatch.setattr("deepinfer_bench.ceilings._measured", measured)
+    assert (measure_ceilings("cpu") is None) == (room == 9)
+    assert tried == sizes
 
 
 def test_ceilings_are_the_best_of_several_on_the_clock_that_is_given(monkeypatch):

@@ -13,6 +13,7 @@ from deepinfer_core.types import OpFloor
 COPY_BYTES = {"cuda": 1 << 30, "cpu": 256 << 20}
 """Of the array that is copied: several times any cache."""
 SQUARE = {"cuda": 8192, "cpu": 1024}
+PARTS = (1, 2, 4)
 REPEATS = 7
 WARM_SECONDS = 0.3
 """An idle device runs at a fraction of its clock."""
@@ -34,23 +35,40 @@ class Ceilings:
         return {"copy_bytes_per_s": self.copy, "matmul_flop_per_s": self.matmul, "matmul_dtype": self.dtype}
 
 
-def measure_ceilings(device: Any, clock: Callable[[], float] = time.perf_counter) -> Ceilings:
+def measure_ceilings(device: Any, clock: Callable[[], float] = time.perf_counter) -> Ceilings | None:
     """The best of a few copies and products on ``device``, in about a second. bf16 on a device with tensor cores, f32
-    on a processor, in which backend ``cpu`` computes."""
+    on a processor, in which backend ``cpu`` computes.
+
+    Beside an engine there may be little memory left: smaller arrays are tried, and None says that none fits.
+    """
     import torch
 
-    where = torch.device(device)
+    for part in PARTS:
+        try:
+            return _measured(torch.device(device), part, clock)
+        except torch.OutOfMemoryError:
+            pass
+        finally:
+            if torch.device(device).type == "cuda":
+                torch.cuda.empty_cache()  # the engine's own allocations go on as if nothing had been here
+    return None
+
+
+def _measured(where: Any, part: int, clock: Callable[[], float]) -> Ceilings:
+    """With arrays of ``1 / part`` of their size."""
+    import torch
+
     kind = "cuda" if where.type != "cpu" else "cpu"
     dtype = torch.float32 if kind == "cpu" else torch.bfloat16
     wait = torch.cuda.synchronize if where.type == "cuda" else _nothing
 
-    side = SQUARE[kind]
+    side, copied = SQUARE[kind] // part, COPY_BYTES[kind] // part
     a, b = (torch.randn(side, side, device=where).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
     matmul = 2 * side**3 / _best(lambda: torch.matmul(a, b, out=out), wait, clock)
-    source = torch.zeros(COPY_BYTES[kind] // 4, dtype=torch.int32, device=where)
+    source = torch.zeros(copied // 4, dtype=torch.int32, device=where)
     target = torch.empty_like(source)
-    copy = 2 * COPY_BYTES[kind] / _best(lambda: target.copy_(source), wait, clock)
+    copy = 2 * copied / _best(lambda: target.copy_(source), wait, clock)
     return Ceilings(copy, matmul, str(dtype).removeprefix("torch."))
 
 

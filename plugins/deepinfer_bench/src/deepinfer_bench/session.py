@@ -34,11 +34,13 @@ class Session:
 
     bench: Bench
     prompts: Prompts
-    ceilings: Ceilings
+    ceilings: Ceilings | None
+    """None: no memory was left to measure them."""
     head: Mapping[str, Any]
 
     def report(self, command: str, plan: Plan, points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        found = (self.prompts.seed, self.prompts.source, self.ceilings.as_record())
+        ceilings = None if self.ceilings is None else self.ceilings.as_record()
+        found = (self.prompts.seed, self.prompts.source, ceilings)
         return report(command, self.head, plan.as_record(), *found, points)
 
 
@@ -51,7 +53,10 @@ def session(
         require_fit(llm, shapes, plan)
         made = prompts_of(llm, config, shapes, text)
         ceilings = measure_ceilings(llm.assembly.backend.device)
-        tell(f"ceilings: copy {ceilings.copy / 1e9:,.1f} GB/s, matmul {ceilings.matmul / 1e12:,.3g} TFLOP/s")
+        if ceilings is None:
+            tell("ceilings: not measured, the device has no memory left for it; lower --kv-memory")
+        else:
+            tell(f"ceilings: copy {ceilings.copy / 1e9:,.1f} GB/s, matmul {ceilings.matmul / 1e12:,.3g} TFLOP/s")
         yield Session(Bench(llm), made, ceilings, facts(llm))
 
 
