@@ -143,12 +143,25 @@ def decode(context: click.Context, /, **options: Any) -> int:
 
 
 @bench.command("sweep", short_help="Measure a grid of points into a folder.")
-@click.option("--batches", default="1,8", callback=_numbers(1, MOST["batch"]), metavar="N,...", help="Default 1,8.")
 @click.option(
-    "--prompts", default="128,512", callback=_numbers(1, MOST["prompt"]), metavar="N,...", help="Default 128,512."
+    "--batches",
+    default="1,8",
+    callback=_numbers(1, MOST["batch"]),
+    metavar="N,...",
+    help="Requests that decode together. Default 1,8.",
 )
 @click.option(
-    "--draft-tokens", callback=_numbers(0, MOST["drafts"]), metavar="N,...", help="Those of the settings, else 0."
+    "--prompts",
+    default="128,512",
+    callback=_numbers(1, MOST["prompt"]),
+    metavar="N,...",
+    help="Tokens of each prompt. Default 128,512.",
+)
+@click.option(
+    "--draft-tokens",
+    callback=_numbers(0, MOST["drafts"]),
+    metavar="N,...",
+    help="Draft tokens of a step; that of the settings, else 0.",
 )
 @_count("--steps", 128, 1, MOST["steps"], "Decode steps that count, of each point.")
 @_count("--warm-up-rounds", 2, 0, MOST["rounds"], "Rounds of prompts before each point, at most.")
