@@ -9,7 +9,7 @@ from attrs import evolve
 
 from deepinfer_core import cli
 from deepinfer_core.config import EngineConfig
-from deepinfer_verify.replay import level1, level2, report
+from deepinfer_verify.replay import bits, level1, level2, report
 from deepinfer_verify.replay.findings import Findings
 from deepinfer_verify.replay.level2 import run_level2
 from deepinfer_verify.replay.rule import Geometry
@@ -84,11 +84,12 @@ def test_level_2_finds_equal_bits_and_tells_what_they_are(capsys, monkeypatch):
     data = json.loads(out)
     assert (data["level"], data["backend"], data["differences"]) == (2, "cpu", 0)
     # 5 lengths: compact and mask twice; compact and off twice for 2 of them; 15 requests in chunks, 10 in engines of
-    # their own mode; 2 tails twice
-    assert data["cases"] == 10 + 4 + 15 + 10 + 4
+    # their own mode; 2 tails twice, and twice behind exact hits in each mode
+    assert data["cases"] == 10 + 4 + 15 + 10 + 4 + 12
+    assert data["left_out"] is None
     assert data["compared"]["log-probabilities"] == 4 * data["cases"]
     assert data["compared"]["confidences"] == data["compared"]["draft tokens"] > data["cases"] * 4
-    assert data["compared"]["hits"] == 12
+    assert data["compared"]["hits"] == 24
     assert [cost["tokens"] for cost in data["costs"]] == [45, 79, 201]
     assert all(cost["perplexity_off"] != cost["perplexity_compact"] for cost in data["costs"])
 
@@ -100,7 +101,7 @@ def test_level_2_finds_a_decoder_half_that_stores_a_window_key_at_another_place(
 
     from deepinfer_v41.query_rows import QueryRows
 
-    right, sizes_of = QueryRows.kept_by.__func__, level2._sizes
+    right, sizes_of = QueryRows.kept_by.__func__, level2.sizes_of
 
     def wrong(cls, inputs):
         rows = right(cls, inputs)
@@ -109,7 +110,7 @@ def test_level_2_finds_a_decoder_half_that_stores_a_window_key_at_another_place(
         return evolve(rows, slot_swa=torch.where(rows.slot_swa >= 0, rows.slot_swa ^ 1, rows.slot_swa))
 
     monkeypatch.setattr(QueryRows, "kept_by", classmethod(wrong))
-    monkeypatch.setattr(level2, "_sizes", lambda *args: evolve(sizes_of(*args), lengths=(79,), tails=(5,)))
+    monkeypatch.setattr(level2, "sizes_of", lambda *args: evolve(sizes_of(*args), lengths=(79,), exact_hits=None))
     assert cli.main([*LEVEL2, "--json"]) == 5
     data = json.loads(capsys.readouterr().out)
     assert data["different"]["log-probabilities"] > 0
@@ -121,7 +122,7 @@ def test_level_2_names_token_and_distance_of_a_bit(monkeypatch):
     findings = Findings()
     a = level2.Trace((-1.0, -2.0), {7: ((3, 0.5), (4, 0.25))}, (2, 1), (1, 0), 0, 0)
     b = level2.Trace((-1.0, -1.9999998807907104), {7: ((3, 0.5), (4, 0.2500000298023224))}, (2, 1), (1, 0), 0, 0)
-    level2._same(findings, "79 tokens: compact and mask", a, b)
+    bits.same(findings, "79 tokens: compact and mask", a, b)
     first, second = (finding.text for finding in findings.kept)
     assert first == (
         "79 tokens: compact and mask: forced token 1, log-probabilities: -0x1.fffffe0000000p+0 (-1.99999988, 1 ulp "
@@ -131,7 +132,7 @@ def test_level_2_names_token_and_distance_of_a_bit(monkeypatch):
         "79 tokens: compact and mask: draft 1 behind position 7, confidences: 0x1.0000020000000p-2 (0.25000003, 1 ulp "
         "apart), expected 0x1.0000000000000p-2"
     )
-    level2._same(findings, "", a, evolve(b, drafts={8: b.drafts[7]}, accepted=(0, 0)))
+    bits.same(findings, "", a, evolve(b, drafts={8: b.drafts[7]}, accepted=(0, 0)))
     assert findings.different["draft steps"] == findings.different["accepted drafts"] == 1
 
 

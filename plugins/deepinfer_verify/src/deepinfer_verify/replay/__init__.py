@@ -12,6 +12,8 @@ checkpoint and compares bits.
 ``beside``           one thing of one row, compared
 ``level1``           lengths, chunk sizes, hits and modes
 ``traced``           an engine that records log-probabilities, drafts and confidences
+``prompts``          the prompts of level 2
+``bits``             two traces, bit by bit
 ``level2``           modes, chunks and hits of one checkpoint beside each other
 ``findings``         what was compared, and what differs
 ``report``           the same for a reader

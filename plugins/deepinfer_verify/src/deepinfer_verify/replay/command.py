@@ -36,7 +36,7 @@ def verify_replay(state: CommandState, level: int, text: str | None, new_tokens:
 
     Level 2 forces a text through a checkpoint, with drafts (--draft-tokens, 4 unless given), and compares
     log-probabilities and confidences bit by bit: mask with compact, chunks with whole prompts, also behind a prefix
-    hit, and all modes for prompts that are kept whole.
+    hit, an exact hit with a cold run, and all modes for prompts that are kept whole.
 
     Exit status: 0 no difference, 5 a difference; 2 usage, 3 backend, 4 model, 130 interrupted.
     """

@@ -31,6 +31,8 @@ def level2_lines(result: Level2) -> Iterator[str]:
     yield f"  window {g.window}, keep {g.keep}, blocks of {g.block}"
     yield f"  prompts of {_list(sizes.lengths)} tokens; {sizes.new_tokens} forced tokens behind each"
     yield from _compared(result.findings)
+    if result.left_out:
+        yield f"  not compared: {result.left_out}"
     for length, off, compact in result.costs:
         yield f"  not compared, for information: {length} tokens, perplexity {off:.4f} off, {compact:.4f} compact"
 
@@ -44,7 +46,13 @@ def level2_record(result: Level2) -> dict[str, Any]:
         {"tokens": length, "perplexity_off": off, "perplexity_compact": compact}
         for length, off, compact in result.costs
     ]
-    return {"level": 2, "backend": result.backend, **result.findings.as_record(), "costs": costs}
+    return {
+        "level": 2,
+        "backend": result.backend,
+        **result.findings.as_record(),
+        "costs": costs,
+        "left_out": result.left_out or None,
+    }
 
 
 def _compared(findings: Findings) -> Iterator[str]:
