@@ -35,6 +35,7 @@ KILLERS = (
     "test_prefix_settings.py",
     "test_pin.py",
     "test_sampler_wishes.py",
+    "test_pack_reference.py",
 )
 TIME_LIMIT_S = 240
 
@@ -149,7 +150,20 @@ MUTANTS = (
         "while ((int64_t)(s->n_registered + 1) * size <= s->cached + 1) {",
     ),
     Mutant("hit_leaves_nothing_to_run", "di_prefix.c", "most = (s->len - 1) / size;", "most = s->len / size;"),
-    Mutant("hit_without_replay", "di_prefix.c", "hit.n_blocks * size - x->replay_len;", "hit.n_blocks * size;"),
+    Mutant("hit_without_replay", "di_prefix.c", "hit - x->replay_len[is_kept];", "hit;"),
+    Mutant("kept_rows_are_skipped", "di_prefix.c", "return start < most ? start : most;", "return start;"),
+    Mutant("exact_hit_counts_behind_the_cut", "di_prefix.c", "s->keep_from - x->replay_len[1]", "s->keep_from"),
+    Mutant(
+        "window_reaches_in_front_of_the_cut",
+        "di_pack_replay.c",
+        "max32(r->seq->swa_valid_start, r->seq->keep_from)",
+        "r->seq->swa_valid_start",
+    ),
+    Mutant(
+        "row_in_front_of_the_cut_is_stored", "di_pack_replay.c", "max32(r->seq->keep_from, end - ring)", "end - ring"
+    ),
+    Mutant("chunk_without_a_kept_row", "di_pack_replay.c", "r->start + r->q - 1));", "r->start + r->q));"),
+    Mutant("cut_moves_with_a_fork", "di_fork.c", "    s->keep_from = p->keep_from;", "    s->keep_from += 0;"),
     Mutant(
         "hash_is_trusted",
         "di_prefix_index.c",

@@ -16,6 +16,8 @@ CASES = {
     "common": {"inputs": "InputMetadata"},
     "tables_by_row": {"csr_tables": False},
     "prefix_cache": {"prefix_cache": True},
+    "mask": {"replay_mode": "mask", "replay_keep": 9},
+    "compact": {"replay_mode": "compact", "replay_keep": 9},
     "one_ratio": {"ratios_sparse": (1,), "ratios_dense": ()},
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from deepinfer_contracts import InputMetadata, InputMetadataV41, StepKind
+from deepinfer_contracts import InputMetadata, InputMetadataV41, ReplayMode, StepKind
 from deepinfer_native.config import CoreConfig
 from deepinfer_native.errors import ArgumentError
 from deepinfer_native.reference_pack import PLACEHOLDER_QUERY, Geometry, Row, i32, pack_decode, pack_prefill
@@ -35,6 +35,7 @@ def placeholder_inputs(config: CoreConfig, kind: StepKind = StepKind.DECODE) -> 
         max_blocks=config.max_blocks,
         ngram=config.ngram,
         ngram_pad=config.ngram_pad,  # no table: the window holds nothing but pads
+        replay_mode=ReplayMode[config.replay_mode.upper()],
     )
     rows = [Row(tokens=[0], start=0, q=1, block_table=[0])]
     values = (pack_decode if kind == StepKind.DECODE else pack_prefill)(rows, geometry)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from v41_driver import Driver, Sequence_
-from v41_models import make_driver
+from v41_models import make_driver, shipped
 from v41_tiny import SMALL, prompt, tiny_path
 
 from deepinfer_contracts import ReplayMode
@@ -131,6 +131,21 @@ def test_mask_and_compact_agree_on_rows_entries_rings_and_decode_steps(variant: 
         for mode, inputs in ((COMPACT, COMPACT), (MASK, MASK), (MASK, COMPACT)):
             require_equal(Run(driver, mode, keep, length, chunks=chunks, inputs=inputs, rollback=keep - WINDOW), want)
     assert not torch.equal(want.last, Run(driver, OFF, keep, length).last)
+
+
+@pytest.mark.parametrize("variant", ["released", pytest.param("kvq", marks=pytest.mark.slow)])
+def test_shipped_checkpoint_keeps_what_the_tiny_ones_keep(variant: Any) -> None:
+    """L1, L2, L2b and L3 on trained weights."""
+    driver = shipped(variant)
+    keep, length = least_keep(driver), 130
+    off, mask, compact = (Run(driver, mode, keep, length, rollback=keep - 32) for mode in ReplayMode)
+    require_equal(mask, compact)
+    require_equal(mask, Run(driver, COMPACT, keep, length, chunks=(29, 64), rollback=keep - 32))
+    assert torch.equal(off.entries, compact.entries)
+    assert not torch.equal(off.last, compact.last)
+    short = [Run(driver, mode, keep, keep) for mode in ReplayMode]
+    require_equal(short[0], short[1])
+    require_equal(short[0], short[2])
 
 
 @pytest.mark.parametrize("mode", [MASK, COMPACT])

@@ -12,7 +12,7 @@ from dense_reference import DenseReference, Replay
 from torch import Tensor
 from v41_core_driver import Computed, CoreDriver, Forced
 from v41_driver import Driver, Sequence_
-from v41_models import make_driver
+from v41_models import make_driver, shipped
 from v41_tiny import SMALL, prompt, tiny_path
 
 from deepinfer_core.assembly.bounded_replay import exact_length
@@ -115,7 +115,7 @@ def test_receptive_field_is_not_a_row_shorter(mode: str) -> None:
 
 def rings(driver: Driver, s: Sequence_, end: int, layers: int) -> Tensor:
     ring = driver.geometry.swa_ring
-    rows = s.swa_slot * ring + torch.tensor([p % ring for p in range(end - WINDOW, end)])
+    rows = s.swa_slot * ring + torch.tensor([p % ring for p in range(end - driver.geometry.window, end)])
     return torch.stack([gather(driver.caches.view("swa", layer), rows) for layer in range(layers)])
 
 
@@ -140,6 +140,27 @@ def test_windows_at_the_hit_are_those_of_the_cold_run_and_with_a_row_less_are_no
     assert torch.equal(got[0], want)
     assert torch.equal(got[1][:, 1:], want[:, 1:])
     assert not torch.equal(got[1][-1, 0], want[-1, 0])
+
+
+def test_shipped_windows_are_exact_behind_125_and_249_positions() -> None:
+    """L6 on trained weights: four layers in front of the decoder half, eight in all, windows of 32."""
+    driver = shipped("released")
+    hit, window = 384, driver.geometry.window
+    cold = driver.open(prompt(hit))
+    driver.prefill(cold, hit, 4096)
+    for layers, replayed in ((4, 125), (8, 249)):
+        assert exact_length(window, layers) == replayed
+        want = rings(driver, cold, hit, layers)
+        for length in (replayed, replayed - 1):
+            warm = driver.open(prompt(hit))
+            own, warm.block_table = warm.block_table, cold.block_table
+            warm.done = warm.swa_valid_start = hit - length
+            warm.store_from = hit
+            driver.prefill(warm, hit, 4096)
+            assert torch.equal(rings(driver, warm, hit, layers), want) == (length == replayed)
+            warm.block_table = own
+            driver.close(warm)
+    driver.close(cold)
 
 
 @pytest.mark.parametrize(("shared", "tail"), [(7, 3), (8, 30), (9, 30), (16, 25), (40, 5), (47, 18), (48, 30)])
