@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from deepinfer_core.caches import CacheView
+from deepinfer_cuda.jit import kernel
 from deepinfer_cuda.ops import indexer
 from deepinfer_cuda.plain import plain_op
 from deepinfer_cuda.tensors import QuantTensor
+from deepinfer_cuda.tl.indexer import scores as score_kernels
+from deepinfer_cuda.tl.indexer import tensor_core
 from deepinfer_cuda.unproven import all_serve
 
 pytestmark = pytest.mark.cuda
@@ -96,6 +99,39 @@ def test_scores_of_cached_keys_equal_fp64(cuda, generator, heads, width, page, l
             assert difference(out[t, :n], wanted) < 1e-9
 
 
+def test_scores_by_the_product_of_the_other_architecture_are_the_same(cuda, generator, monkeypatch):
+    """SM100 multiplies warp by warp. SM90 has that instruction too, so its operands are tested here."""
+    rows = score_kernels.row_scores
+    monkeypatch.setattr(tensor_core, "has_wgmma", lambda: False)
+    monkeypatch.setattr(
+        score_kernels, "row_scores", kernel(cases=rows.cases, pass_configs=rows.pass_configs)(rows.make)
+    )
+    test_scores_of_cached_keys_equal_fp64(cuda, generator, 32, 128, 64, [0, 1, 64, 65, 700])
+
+
+def test_a_page_that_is_not_there_reads_as_the_null_block(cuda, generator):
+    view = view_of(generator, 5, 64, 128)
+    table = torch.tensor([[3, -1, 2], [-1, -1, -1]], dtype=torch.int32, device=cuda)
+    lens, q = torch.tensor([170, 90], dtype=torch.int32, device=cuda), quantised(generator, 2, 32, 128)
+    weights = torch.randn(2, 32, generator=generator, device=cuda)
+    got, wanted = (
+        indexer.logits(q, weights, view, context_lens=lens, block_table=t, max_k=192)
+        for t in (table, table.clamp(min=0))
+    )
+    for t, n in enumerate((170, 90)):
+        assert torch.equal(got[t, :n], wanted[t, :n])
+
+
+def test_without_rows_or_pages_there_is_nothing_to_score(cuda, generator):
+    view, q = view_of(generator, 5, 64, 128), quantised(generator, 2, 32, 128)
+    weights, none = torch.randn(2, 32, device=cuda), torch.zeros(2, 0, dtype=torch.int32, device=cuda)
+    zero = torch.zeros(2, dtype=torch.int32, device=cuda)
+    assert bool((indexer.logits(q, weights, view, context_lens=zero, block_table=none, max_k=4) == -math.inf).all())
+    empty = quantised(generator, 0, 32, 128)
+    got = indexer.logits(empty, weights[:0], view, context_lens=zero[:0], block_table=none[:0], max_k=4)
+    assert got.shape == (0, 4)
+
+
 SPANS = [(0, 1), (0, 7), (0, 40), (40, 40), (40, 73), (73, 1120), (73, 119), (119, 120), (0, 1300), (3, 90),
          (1000, 1300), (1200, 1300), (1300, 1300)]  # fmt: skip
 
@@ -122,6 +158,19 @@ def test_scores_of_gathered_keys_equal_fp64_and_those_of_decode_bit_for_bit(cuda
             wanted = scored(q.values[t], weights[t], keys.values[a:b].double())
             assert difference(out[t, : b - a], wanted) < 1e-9
             assert torch.equal(out[t, : b - a], decode[t, a:b])
+
+
+def test_rows_without_keys_write_nothing(cuda, generator):
+    spans = [(5, 5)] * 9 + [(0, 3000)]  # a whole group of such rows, and one beside another row
+    q, keys = quantised(generator, len(spans), 4, 32), quantised(generator, 3000, 32)
+    first, last = (torch.tensor(x, dtype=torch.int32, device=cuda) for x in zip(*spans, strict=True))
+    weights = torch.randn(len(spans), 4, generator=generator, device=cuda)
+    for rows in (8, 10):
+        out = torch.full((rows, 3000), GUARD, device=cuda)
+        part = QuantTensor.of_codes(q.data[:rows], q.sf[:rows], fmt="e2m1", group=32, sf_kind="ue8m0")
+        indexer.logits(part, weights[:rows], keys, span=(first[:rows], last[:rows]), max_k=3000, out=out)
+        assert bool((out[:9] == GUARD).all())
+    assert difference(out[9], scored(q.values[9], weights[9], keys.values.double())) < 1e-9
 
 
 @pytest.mark.parametrize("block", [4, 8])
@@ -211,6 +260,17 @@ def test_topk_of_very_many_equals_a_full_stable_sort(cuda, generator, kind, n, k
     assert torch.equal(values.cpu(), picked)
 
 
+@pytest.mark.parametrize("extra", [0, 1, 3])
+def test_topk_where_all_above_the_first_bound_are_wanted(cuda, generator, extra):
+    """Exactly ``k`` values stand out, or a few more: the second search then ends at its first step, or late."""
+    k, n = 16, 1000
+    scores = torch.rand(8, n, generator=generator, device=cuda)
+    places = torch.stack([torch.randperm(n, generator=generator, device=cuda)[: k + extra] for _ in range(8)])
+    scores.scatter_(1, places, torch.rand(8, k + extra, generator=generator, device=cuda) + 2)
+    got = indexer.topk(scores, k, end=torch.full((8,), n, dtype=torch.int32, device=cuda))
+    assert torch.equal(got.cpu(), sorted_choice(scores, k, [n] * 8))
+
+
 def test_topk_of_a_part_of_each_row_into_out(cuda, generator):
     scores = ranks(generator, "ties", 6, 999)[:, 3:503]
     end = torch.tensor([500, 0, 7, 499, 250, 1], dtype=torch.int32, device=cuda)
@@ -229,3 +289,15 @@ def test_the_selection_is_captured_and_replays_on_new_values(cuda, generator):
     scores.copy_(torch.randn(8, 5000, generator=generator, device=cuda))
     graph.replay()
     assert torch.equal(got.cpu(), sorted_choice(scores, 64, [5000] * 8))
+
+
+@pytest.mark.parametrize(("n", "block"), [(1, 8), (7, 8), (8, 8), (4101, 8), (1024, 4), (999, 5), (4096, 64)])
+def test_block_maxima_equal_those_of_cpu(cuda, generator, n, block):
+    scores = ranks(generator, "special", 6, n + 4)[:, 4:]
+    scores[0, : n // 3] = 3.4e38  # beyond the largest bf16
+    valid = torch.tensor([n, 0, 1, n // 2, n - 1, n + 9], dtype=torch.int32, device=cuda)
+    for given in (scores, scores.contiguous()):
+        best, counts = indexer.block_max(given, valid, block)
+        wanted, known = plain_op("index.block_max")(scores.cpu(), valid.cpu(), block)
+        assert torch.equal(counts.cpu(), known)
+        assert torch.equal(best.cpu().nan_to_num(nan=5.5), wanted.nan_to_num(nan=5.5))

@@ -11,9 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deepinfer_cuda.fits import int32
 from deepinfer_cuda.plain import plain_op
 from deepinfer_cuda.tl.indexer import scores as score_kernels
 from deepinfer_cuda.tl.indexer import topk as topk_kernels
+from deepinfer_cuda.tl.indexer.block_max import block_maxima
+from deepinfer_cuda.tl.indexer.queries import padded
 from deepinfer_cuda.unproven import serves
 
 MAX_K = 4096
@@ -22,6 +25,12 @@ LONGEST = 1 << 15
 FILLING_BLOCKS = 528
 """Blocks of threads that keep a device busy: four for each of 132 multiprocessors."""
 ROW_CHUNKS, SPAN_CHUNKS = (1024, 512, 256, 128), (4096, 1024)
+WIDTHS = (32, 64, 128)
+"""Values of a key: a thread has a quarter of them under one scale, in whole words."""
+MOST_IN_BLOCK = 64
+"""Scores of a block that a thread holds."""
+MOST_ROWS = 65535
+"""Rows of one launch: the second dimension of a grid."""
 
 
 def logits(
@@ -46,7 +55,7 @@ def logits(
     query = _query(q)
     bounds = _bounds(keys, span, context_lens, block_table, query)
     table = candidates if candidates is not None else block_table
-    known = query is not None and bounds is not None and _takes(query[0], weights, candidates, block)
+    known = query is not None and bounds is not None and _takes(*query[:2], weights, candidates, block)
     if not serves("index.logits") or not known or query is None or bounds is None:
         return plain_op("index.logits")(  # type: ignore[no-any-return]
             q, weights, keys, span=span, context_lens=context_lens, block_table=block_table, max_k=max_k,
@@ -70,7 +79,7 @@ def logits(
             )(codes, scales, weights, words, bytes_, stride, table, first, last,
               table if candidates is None else candidates, made)  # fmt: skip
         else:
-            rows = 8 if score_kernels.padded(heads) <= 32 else 4
+            rows = 8 if padded(heads) <= 32 else 4
             groups = -(-total // rows)
             chunk = next((c for c in SPAN_CHUNKS if groups * -(-max_k // c) >= FILLING_BLOCKS), SPAN_CHUNKS[-1])
             score_kernels.span_scores(heads=heads, width=width, rows=rows, query=form, weight=kind, chunk=chunk)(
@@ -108,7 +117,9 @@ def _bounds(
         at, units = tensor.storage_offset(), tensor.shape[0]
         if keys.block_stride % 16 or at % 16 or tensor.stride(0) != keys.block_stride or not units:
             return None
-        if not _int32(lens, (total,)) or table.dim() != 2 or not _int32(table, (total, table.shape[1])):
+        if not int32(lens, (total,)) or table.dim() != 2 or not int32(table, (total, table.shape[1])):
+            return None
+        if not table.shape[1]:  # nothing is stored: every column is -inf
             return None
         used = (units - 1) * keys.block_stride + -(-tensor.shape[1] // 4) * 4
         flat = tensor.as_strided((used,), (1,), at)
@@ -118,25 +129,23 @@ def _bounds(
     data, sf = keys.data, keys.sf.view(torch.uint8)
     if not (data.is_contiguous() and sf.is_contiguous()) or data.data_ptr() % 16:
         return None
-    if not all(_int32(bound, (total,)) for bound in span):
+    if not all(int32(bound, (total,)) for bound in span):
         return None
     return data.view(torch.int32).view(-1), sf.view(-1), 0, 0, span[1].view(-1, 1), *span
 
 
-def _int32(x: Tensor, shape: tuple[int, ...]) -> bool:
-    return x.dtype == torch.int32 and tuple(x.shape) == shape and x.is_contiguous()
-
-
-def _takes(codes: Tensor, weights: Tensor, candidates: Tensor | None, block: int) -> bool:
-    """Whether heads, weights and candidates are as the kernels take them."""
-    if codes.shape[1] > 64 or weights.shape != codes.shape[:2] or not weights.is_contiguous():
+def _takes(codes: Tensor, scales: Tensor, weights: Tensor, candidates: Tensor | None, block: int) -> bool:
+    """Whether heads, widths, weights and candidates are as the kernels take them."""
+    if not 0 < codes.shape[1] <= 64 or weights.shape != codes.shape[:2] or not weights.is_contiguous():
+        return False
+    if codes.shape[0] > MOST_ROWS or scales.shape[2] * 32 not in WIDTHS:
         return False
     if weights.dtype not in (torch.float32, torch.bfloat16):
         return False
     if candidates is None:
         return True
     shaped = candidates.dim() == 2 and candidates.shape[0] == codes.shape[0] and candidates.shape[1] > 0
-    return shaped and _int32(candidates, tuple(candidates.shape)) and block in (4, 8, 16, 32, 64)
+    return shaped and int32(candidates, tuple(candidates.shape)) and block in (4, 8, 16, 32, 64)
 
 
 def topk(
@@ -177,13 +186,13 @@ def _takes_selection(scores: Tensor, k: int, end: Tensor, offset: Tensor | None,
     if scores.dim() != 2 or scores.dtype not in (torch.float32, torch.bfloat16) or not scores.is_cuda:
         return False
     rows, n = scores.shape
-    if not rows or not n or not 1 <= k <= MAX_K or (n > 1 and scores.stride(1) != 1):
+    if not 0 < rows <= MOST_ROWS or not n or not 1 <= k <= MAX_K or (n > 1 and scores.stride(1) != 1):
         return False
     if n > LONGEST and -(-n // LONGEST) * k > LONGEST:
         return False
-    if not _int32(end, (rows,)) or (offset is not None and not _int32(offset, (rows,))):
+    if not int32(end, (rows,)) or (offset is not None and not int32(offset, (rows,))):
         return False
-    return out is None or _int32(out, (rows, k))
+    return out is None or int32(out, (rows, k))
 
 
 def _select(
@@ -223,4 +232,30 @@ def _select(
     )
 
 
-OPS = {"index.logits": logits, "index.topk": topk}
+def block_max(scores: Tensor, valid: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """Largest visible score of each block ``[T, nb]``; the block of the newest visible entry becomes +inf.
+
+    :param valid: int32 ``[T]``, visible columns of each row.
+    :returns: fp32 block scores (-inf: nothing visible) and int32 ``[T]`` counts of blocks that have a visible entry.
+    :raises ShapeContractError: as the op of ``cpu``.
+    """
+    known = scores.dim() == 2 and scores.dtype == torch.float32 and scores.is_cuda and 0 < block <= MOST_IN_BLOCK
+    rows, n = scores.shape if known else (0, 0)
+    if not 0 < rows <= MOST_ROWS or not n or (n > 1 and scores.stride(1) != 1) or not int32(valid, (rows,)):
+        return plain_op("index.block_max")(scores, valid, block)  # type: ignore[no-any-return]
+    best = scores.new_empty((rows, -(-n // block)))
+    counts = valid.new_empty(rows)
+    stride = scores.stride(0)
+    flat = scores.as_strided(((rows - 1) * stride + n,), (1,), scores.storage_offset())
+    vector = block % 4 == 0 and stride % 4 == 0 and flat.data_ptr() % 16 == 0
+    launch = block_maxima(block=block, vector=vector)
+    launch(flat, stride // 4 if vector else stride, n, valid, best, counts)
+    return best, counts
+
+
+OPS = {"index.logits": logits, "index.topk": topk, "index.block_max": block_max}
+"""Scores of compressed keys, the best of them, and candidate blocks."""
+DELEGATED = {
+    "index.restore": "no model asks for scores of candidate blocks alone, whose places would have to be restored",
+}
+"""What the op of ``cpu`` does on this device, and why that is enough."""

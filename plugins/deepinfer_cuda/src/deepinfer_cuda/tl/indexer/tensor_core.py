@@ -63,14 +63,13 @@ def multiply_wgmma(keys, queries, desc, acc, width: int, columns: int):
 
 @T.macro
 def multiply_mma(keys, queries, part, acc, lane, width: int, columns: int):
-    """The same by warp-wide mma."""
+    """The same by warp-wide mma; ``part`` holds the two words of a thread's share of a matrix of queries."""
     for i in T.unroll(columns // 2):
         acc[i] = 0.0
     for s in T.unroll(width // STEP):
         for j in T.unroll(columns // 8):
             for half in T.unroll(2):
-                for b in T.vectorized(2):
-                    part[half * 2 + b] = queries[(j * (width // 8) + 2 * s + half) * CORE + lane * 2 + b]
+                part[half] = queries[(j * (width // 8) + 2 * s + half) * (CORE // 2) + lane]
             T.ptx_mma(
                 "float32",
                 "m16n8k16",

@@ -5,7 +5,7 @@ One block of threads holds a whole row, or a segment of it, in registers, so the
 1. Each thread takes the largest of each of its groups of values. The k-th largest of these is not above the k-th
    largest value of the row, and usually leaves little more than ``k`` values above it. It is searched bit by bit, one
    barrier that counts a bit, and the search stops early when few enough groups are left.
-2. If fewer than ``k`` values lie above, the bound is the cut. Else those above are put into shared memory, where the
+2. If no more than ``k`` values lie above, the bound is the cut. Else those above are put into shared memory, where the
    cut is searched in the same way. Too many of them, which takes an odd arrangement of the row: it is searched in
    registers.
 3. Each value's fate (above, at the cut) becomes a bit in the order of the row; prefix sums over the bits tell every
@@ -19,6 +19,7 @@ import tilelang
 import tilelang.language as T
 
 from deepinfer_cuda.jit import kernel
+from deepinfer_cuda.tl.parts.block_sums import block_prefix, block_sum
 
 UNCHECKED = {tilelang.PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS: True}
 POSITIVE_INF_KEY, NEGATIVE_INF_KEY = 0xFF800000, 0x007FFFFF
@@ -40,37 +41,6 @@ def order_key(keys, i):
     keys[i] = T.if_then_else(
         T.And(flipped > T.uint32(NEGATIVE_INF_KEY), flipped <= T.uint32(POSITIVE_INF_KEY)), flipped, T.uint32(0)
     )
-
-
-@T.macro
-def block_sum(value, sums, slot, lane, warp, warps: int, told):
-    """``told[1]`` = sum of ``value`` over the block. Calls in a row use different slots."""
-    mine = T.warp_reduce_sum(value)
-    if lane == 0:
-        sums[slot * 32 + warp] = mine
-    T.sync_threads()
-    told[1] = T.warp_reduce_sum(T.if_then_else(lane < warps, sums[slot * 32 + T.min(lane, warps - 1)], 0))
-
-
-@T.macro
-def block_prefix(value, sums, slot, lane, warp, warps: int, told):
-    """``told[0]`` = sum of ``value`` over the threads before this one, ``told[1]`` over all."""
-    running = T.alloc_var("int32")
-    running = value
-    for s in T.unroll(5):
-        other = T.shfl_up(running, 1 << s)
-        running += T.if_then_else(lane >= (1 << s), other, 0)
-    if lane == 31:
-        sums[slot * 32 + warp] = running
-    T.sync_threads()
-    across = T.alloc_var("int32")
-    across = T.if_then_else(lane < warps, sums[slot * 32 + T.min(lane, warps - 1)], 0)
-    for s in T.unroll(5):
-        other = T.shfl_up(across, 1 << s)
-        across += T.if_then_else(lane >= (1 << s), other, 0)
-    told[1] = T.shfl_sync(across, 31)
-    ahead = T.shfl_sync(across, T.max(warp - 1, 0))
-    told[0] = running - value + T.if_then_else(warp > 0, ahead, 0)
 
 
 SHAPES = ((128, 8), (256, 8), (512, 16), (512, 32), (1024, 32))
@@ -136,6 +106,7 @@ def topk_rows(
         out_values: T.Tensor((total, wide, k), "float32"),
     ):
         with T.Kernel(segments, total, threads=threads) as (part, row):
+            T.annotate_min_blocks_per_sm(1024 // threads)
             tx = T.get_thread_binding()
             lane, warp = tx % 32, tx // 32
             keys = T.alloc_local((per_thread,), "uint32")
@@ -151,6 +122,9 @@ def topk_rows(
             above = T.alloc_var("int32", init=0)
             before = T.alloc_var("int32", init=0)
             done = T.alloc_var("int32", init=0)
+            high = T.alloc_var("uint32", init=0)
+            even = T.alloc_var("uint32", init=0)
+            rest = T.alloc_var("uint32", init=0)
             told = T.alloc_local((2,), "int32")
             base = part * segment
             first = T.cast(row, "int64") * stride * unit
@@ -176,7 +150,7 @@ def topk_rows(
                 best[g] = 0
                 for i in T.unroll(size):
                     best[g] = T.max(best[g], keys[i * groups + g])
-            done = 0
+            done = T.cast(stop - base <= k, "int32")  # all that is visible is chosen
             for b in T.serial(32):
                 if done == 0:
                     trial = bound | (T.uint32(1) << T.cast(31 - b, "uint32"))
@@ -195,7 +169,7 @@ def topk_rows(
             block_prefix(found, sums, 0, lane, warp, warps, told)
             before = told[0]
             above = told[1]
-            if above < k:
+            if above <= k:
                 cut = bound
             else:
                 if above <= kept * threads:
@@ -221,7 +195,7 @@ def topk_rows(
                         block_sum(found, sums, 1 + b % 2, lane, warp, warps, told)
                         if told[1] >= k:
                             cut = trial
-                            if told[1] == k:  # all of these and nothing else
+                            if told[1] == k:  # all of these and nothing else; there are more above the bound
                                 cut = trial - T.uint32(1)
                                 done = 1
 
@@ -236,32 +210,36 @@ def topk_rows(
                     )
                 fates[j * threads + tx] = T.cast(fate, "uint8")
             T.sync_threads()
-            count = 0
+            # From here on a thread has neighbouring columns, a bit each.
+            high = T.uint32(0)
+            even = T.uint32(0)
             for j in T.unroll(per_thread // 4):
                 byte = T.cast(fates[tx * (per_thread // 4) + j], "uint32")
-                count += T.cast(T.popcount(byte & T.uint32(15)), "int32")
-                count += T.cast(T.popcount(byte >> T.uint32(4)), "int32") << GT_BITS
+                high |= (byte & T.uint32(15)) << T.uint32(4 * j)
+                even |= (byte >> T.uint32(4)) << T.uint32(4 * j)
+            count = T.cast(T.popcount(high), "int32") + (T.cast(T.popcount(even), "int32") << GT_BITS)
             block_prefix(count, sums, 3, lane, warp, warps, told)
             above = told[0] & ((1 << GT_BITS) - 1)
             before = told[0] >> GT_BITS
             found = told[1]
             room = k - (found & ((1 << GT_BITS) - 1))
             taken = k - room + T.min(found >> GT_BITS, room)
-            for j in T.unroll(per_thread // 4):
-                byte = T.cast(fates[tx * (per_thread // 4) + j], "uint32")
-                if byte != T.uint32(0):
-                    for i in T.serial(4):
-                        is_above = (byte >> T.cast(i, "uint32")) & T.uint32(1)
-                        is_cut = (byte >> T.cast(i + 4, "uint32")) & T.uint32(1)
-                        if is_above == T.uint32(1) or (is_cut == T.uint32(1) and before < room):
-                            at = base + (tx * (per_thread // 4) + j) * 4 + i
-                            place = above + T.min(before, room)
-                            shift = offset[row] if shifted else 0
-                            out[row, part, place] = (positions[row, at] if mapped else at) + shift
-                            if values:
-                                out_values[row, part, place] = T.cast(scores[first + at], "float32")
-                        above += T.cast(is_above, "int32")
-                        before += T.cast(is_cut, "int32")
+            rest = high | even
+            count = T.cast(T.popcount(rest), "int32")
+            for _ in T.serial(count):
+                i = T.alloc_var("int32")
+                i = T.__ffs(T.cast(rest, "int32")) - 1
+                rest = rest & (rest - T.uint32(1))
+                is_cut = T.cast((even >> T.cast(i, "uint32")) & T.uint32(1), "int32")
+                if is_cut == 0 or before < room:
+                    at = base + tx * per_thread + i
+                    place = above + T.min(before, room)
+                    shift = offset[row] if shifted else 0
+                    out[row, part, place] = (positions[row, at] if mapped else at) + shift
+                    if values:
+                        out_values[row, part, place] = T.cast(scores[first + at], "float32")
+                above += 1 - is_cut
+                before += is_cut
             for i in T.serial(T.ceildiv(k - taken, threads)):
                 if taken + i * threads + tx < k:
                     out[row, part, taken + i * threads + tx] = -1
