@@ -12,7 +12,7 @@ from attrs import field, frozen
 
 from kernel_bench.harness import Call
 
-AREAS = ("store", "attn", "dense", "mhc", "engram", "moe", "sample")
+AREAS = ("store", "attn", "index", "meta", "dense", "mhc", "engram", "moe", "sample")
 Maker = Callable[[int], Call]
 """Makes the call of input set number i. Inputs are made when it is called, on the device, from a seed and i."""
 
