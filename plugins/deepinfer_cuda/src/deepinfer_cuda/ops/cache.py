@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from deepinfer_core.caches import CacheView
+from deepinfer_core.types import CacheSpec
 from deepinfer_cuda import rows
+from deepinfer_cuda.device.arenas import CudaCaches
 from deepinfer_cuda.plain import plain_op
 from deepinfer_cuda.tensors import QuantTensor
 from deepinfer_cuda.tl.parts.row_layout import WARP, row_layout
@@ -115,4 +119,17 @@ def _load_codes(view: Any, segments: Tensor, total: int) -> QuantTensor:
     return QuantTensor.of_codes(codes, scales, fmt=fmt, group=group, sf_kind=sf)
 
 
-OPS = {"cache.store": store, "cache.load_segments": load_segments}
+def alloc(specs: Sequence[CacheSpec], units: Mapping[str, int]) -> CudaCaches:
+    """Zeroed memory on the current device for ``units[pool]`` units of each pool.
+
+    :raises CapacityError: the device has not that much.
+    """
+    return CudaCaches(specs, units, torch.device("cuda", torch.cuda.current_device()))
+
+
+def view(caches: CudaCaches, name: str, layer: int) -> CacheView:
+    """The entries of cache ``name`` at ``layer``."""
+    return caches.view(name, layer)
+
+
+OPS = {"cache.alloc": alloc, "cache.view": view, "cache.store": store, "cache.load_segments": load_segments}

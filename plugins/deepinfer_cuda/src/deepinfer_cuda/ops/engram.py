@@ -96,3 +96,7 @@ def gate(x: Tensor, kv: Tensor, params: Any, *, mask: Tensor | None = None) -> T
 
 
 OPS = {"engram.prepare": prepare, "engram.hash": hash, "engram.fetch": fetch, "engram.gate": gate}
+DELEGATED = {
+    "engram.prepare_gate": "once for each layer, at load",
+}
+"""What the op of ``cpu`` does on this device, and why that is enough."""

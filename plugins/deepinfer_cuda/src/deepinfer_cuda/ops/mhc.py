@@ -147,3 +147,7 @@ def _fits(numbers: Tensor, shape: Any) -> bool:
 
 
 OPS = {"mhc.prepare": prepare, "mhc.pre": pre, "mhc.post": post, "mhc.head": head}
+DELEGATED = {
+    "mhc.expand": "one copy, by torch, once a step",
+}
+"""What the op of ``cpu`` does on this device, and why that is enough."""

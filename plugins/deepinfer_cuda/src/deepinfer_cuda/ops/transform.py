@@ -170,3 +170,8 @@ def _takes(
 
 
 OPS = {"transform.fused": fused, "transform.rotary": rotary, "transform.rope_rows": rope_rows}
+DELEGATED = {
+    "transform.hadamard": "no layer of the model has one",
+    "transform.rope_table": "once, at load",
+}
+"""What the op of ``cpu`` does on this device, and why that is enough."""
