@@ -14,8 +14,9 @@ EXPERT_ROWS = "moe.experts: sort and gather"
 OPS: set[str] = {
     "attn.sparse_decode",
     "attn.sparse_prefill",
-    "index.logits",
-    "index.topk",
+    "meta.correct_lengths",
+    "meta.feed_tokens",
+    "meta.verify_lengths",
     "moe.combine",
     "moe.gate",
     "moe.swiglu",
