@@ -9,10 +9,11 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import torch
 
-from deepinfer_bench import opening
+from deepinfer_bench import memory, opening
 from deepinfer_bench.disturbances import COLLECT_EVERY
-from deepinfer_bench.opening import weight_bytes
+from deepinfer_bench.memory import weight_bytes
 from deepinfer_bench.plugin import deepinfer_cli_commands
 from deepinfer_bench.point import Plan, measure_point
 from deepinfer_bench.report import schema
@@ -22,7 +23,7 @@ from deepinfer_bench.steady import SteadyRule
 from deepinfer_bench.workload import Shape
 from deepinfer_core import cli
 from deepinfer_core.config import EngineConfig
-from deepinfer_core.errors import CapacityError, InvalidParameter
+from deepinfer_core.errors import CapacityError, EngineError, InvalidParameter
 from deepinfer_core.types import WeightSizes
 
 TOML = Path(str(files("deepinfer_bench").joinpath("deepinfer.toml")))
@@ -141,7 +142,7 @@ def test_layers_run_on_random_weights_with_the_sizes_of_the_model():
 
 
 def test_weights_that_do_not_fit_are_refused_with_what_they_need(monkeypatch):
-    monkeypatch.setattr(opening, "free_bytes", lambda backend, device: 1 << 20)
+    monkeypatch.setattr(memory, "free_bytes", lambda backend, device: 1 << 20)
     plan, shape = Plan(steps=2), Shape(1, 5, 0)
     opened = session(config(load_format="dummy", kv_memory=64 << 20), [shape], plan, 6, None, lambda line: None)
     with pytest.raises(CapacityError) as caught, opened:
@@ -149,6 +150,19 @@ def test_weights_that_do_not_fit_are_refused_with_what_they_need(monkeypatch):
     assert caught.value.details["needed_bytes"] > 64 << 20
     assert "are free on cpu" in caught.value.what
     assert caught.value.remedy.startswith("give fewer --layers")
+
+
+def test_memory_that_runs_out_while_weights_are_made_is_told_as_such(monkeypatch):
+    def assemble(*args, **kwargs):
+        try:
+            raise torch.OutOfMemoryError("tried to allocate")
+        except torch.OutOfMemoryError as exc:
+            raise EngineError("load failed") from exc
+
+    monkeypatch.setattr(opening, "assemble", assemble)
+    opened = session(config(load_format="dummy"), [Shape(1, 5, 0)], Plan(steps=2), 6, None, lambda line: None)
+    with pytest.raises(CapacityError, match="cpu has too little memory for weights and caches of at least 0"), opened:
+        pass
 
 
 def test_backend_cpu_needs_four_bytes_a_value_and_others_what_is_stored():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,20 +12,17 @@ from typing import Any
 
 import attrs
 
+from deepinfer_bench.memory import no_memory, ran_out, require_memory
 from deepinfer_bench.point import Plan
 from deepinfer_bench.workload import Shape
 from deepinfer_core import LLM
-from deepinfer_core.assembly.assemble import assemble, default_checkpoint, match_model
+from deepinfer_core.assembly.assemble import Assembly, assemble, default_checkpoint, match_model
 from deepinfer_core.assembly.model_card import read_model_card
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import CapacityError, ConfigError, InvalidParameter, NotSupported
 from deepinfer_core.plugins.manager import PluginManager
 from deepinfer_core.plugins.selection import select_backend
-from deepinfer_core.types import ModelMatch, WeightSizes
-
-HOST_VALUE_BYTES = 4
-"""Backend ``cpu`` keeps every weight in FP32, whatever a checkpoint stores."""
-GIB = 1 << 30
+from deepinfer_core.types import ModelMatch
 
 
 @contextmanager
@@ -44,10 +40,23 @@ def opened(config: EngineConfig, shapes: Sequence[Shape], layers: int | None) ->
         if layers is not None:
             config = attrs.evolve(config, model=str(_with_layers(config, layers, Path(folder))))
         manager = PluginManager.from_config(config)
-        if config.load_format == "dummy":
-            _require_memory(manager, config, layers)
-        with LLM.from_assembly(assemble(config, manager=manager)) as llm:
+        with LLM.from_assembly(_assembled(manager, config, layers)) as llm:
             yield llm
+
+
+def _assembled(manager: PluginManager, config: EngineConfig, layers: int | None) -> Assembly:
+    """Random weights are made where they are used: what does not fit is told before any of them is."""
+    _, match = _matched(manager, config)
+    if config.load_format != "dummy" or match.weight_sizes is None:
+        return assemble(config, manager=manager)
+    backend, sizes = select_backend(manager, match.requirements).record.name, match.weight_sizes(config.draft_tokens)
+    require_memory(backend, sizes, config, layers)
+    try:
+        return assemble(config, manager=manager)
+    except Exception as exc:
+        if ran_out(exc):
+            raise no_memory(backend, sizes, config, layers) from exc
+        raise
 
 
 def require_fit(llm: LLM, shapes: Sequence[Shape], plan: Plan) -> None:
@@ -116,52 +125,3 @@ def _matched(manager: PluginManager, config: EngineConfig) -> tuple[Path, ModelM
     card = read_model_card(config.model if config.model is not None else default_checkpoint(manager))
     _, match = match_model(manager, card)
     return Path(card.path), match
-
-
-def _require_memory(manager: PluginManager, config: EngineConfig, layers: int | None) -> None:
-    """Random weights are made where they are used: one that does not fit is told before any of them is."""
-    _, match = _matched(manager, config)
-    if match.weight_sizes is None:
-        return
-    backend = select_backend(manager, match.requirements).record.name
-    needed = weight_bytes(backend, match.weight_sizes(config.draft_tokens)) + config.kv_memory
-    free = free_bytes(backend, config.device)
-    if free is None or needed <= free:
-        return
-    fewer = "run a part of it with --layers N" if layers is None else "give fewer --layers where the model allows it"
-    raise CapacityError(
-        f"the weights and caches need {needed / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free on {backend}",
-        reason=f"caches {config.kv_memory / GIB:.1f} GiB (--kv-memory), weights the rest"
-        + (", 4 bytes a value" if backend == "cpu" else ", as stored"),
-        remedy=f"{fewer}, lower --kv-memory, or take a machine with more memory",
-        details={"needed_bytes": needed, "free_bytes": free, "backend": backend},
-    )
-
-
-def weight_bytes(backend: str, sizes: WeightSizes) -> int:
-    """Of the weights as ``backend`` keeps them; for others than ``cpu`` as stored, the least that they can be."""
-    return sizes.values * HOST_VALUE_BYTES if backend == "cpu" else sizes.num_bytes
-
-
-def free_bytes(backend: str, device: str | None) -> int | None:
-    """Memory that is free for ``backend``; None where nobody says."""
-    if backend == "cpu":
-        return _host_memory()
-    if backend == "cuda":
-        import torch
-
-        if torch.cuda.is_available():
-            free: int = torch.cuda.mem_get_info(torch.device(device) if device else None)[0]
-            return free
-    return None
-
-
-def _host_memory() -> int | None:
-    info = Path("/proc/meminfo")
-    if info.is_file():
-        for line in info.read_text("ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
