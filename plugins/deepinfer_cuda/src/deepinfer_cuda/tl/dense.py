@@ -17,6 +17,7 @@ from typing import Any
 import tilelang.language as T
 
 from deepinfer_cuda.jit import kernel
+from deepinfer_cuda.tl.attention.softmax import on_hopper
 
 PRODUCTS = files(f"{__package__}.parts").joinpath("products.cuh").read_text(encoding="utf-8")
 STEP = 128
@@ -83,22 +84,48 @@ def dense_rows(
     held = min(stages, steps)
     chunks = STEP // 32
     cluster = (1, splits, 1) if splits > 1 else None
+    hopper = on_hopper()
+    gemm = T.wgmma_gemm if hopper else T.gemm
+    beside = codes and (tile == 64 or rows <= 16)  # registers for two steps: one is unpacked beside the other's product
 
     @T.macro
-    def load_weight(weight, factors, packed, scales, full, s, bn, at):
+    def load_weight(weight, factors, packed, scales, loaded, s, bn, at):
         if codes:
             top = bn * (tile // 16)
             T.tma_copy(
-                weight[top : top + tile // 16, at // 32 : at // 32 + chunks, :], packed[s, :, :, :], barrier=full[s]
+                weight[top : top + tile // 16, at // 32 : at // 32 + chunks, :], packed[s, :, :, :], barrier=loaded[s]
             )
             block = bn * (tile // 32)
             T.tma_copy(
                 factors[block : block + ALIGNED // chunks, at // 32 : at // 32 + chunks],
                 scales[s, :, :],
-                barrier=full[s],
+                barrier=loaded[s],
             )
         else:
-            T.tma_copy(weight[bn * tile : bn * tile + tile, at : at + STEP], packed[s, :, :], barrier=full[s])
+            T.tma_copy(weight[bn * tile : bn * tile + tile, at : at + STEP], packed[s, :, :], barrier=loaded[s])
+
+    @T.macro
+    def unpack(operand, packed, scales, loaded, k, thread):
+        s = k % held
+        T.mbarrier_wait_parity(loaded[s], k // held % 2)
+        T.call_extern(
+            "handle",
+            f"di_unpack_e4m3<{chunks}>",
+            T.address_of(operand[0, 0]),
+            T.address_of(packed[s, thread // 32, 0, thread % 32 * 4]),
+            T.address_of(scales[s, thread // 64, 0]),
+        )
+
+    @T.macro
+    def multiply(total, weight, xs, come, k):
+        T.mbarrier_wait_parity(come[k % held], k // held % 2)
+        gemm(weight, xs[k % held, :, :], total, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+
+    @T.macro
+    def release(empty, k):
+        if hopper:
+            T.wait_wgmma(0)
+        T.mbarrier_arrive(empty[k % held])
 
     @T.prim_func
     def dense_rows(
@@ -118,45 +145,58 @@ def dense_rows(
             else:
                 packed = T.alloc_shared((held, tile, STEP), "bfloat16")
             scales = T.alloc_shared((held, ALIGNED // chunks, chunks), "uint32")
-            full = T.alloc_barrier([COPIERS] * held)
+            loaded = T.alloc_barrier([COPIERS] * held)
+            come = T.alloc_barrier([COPIERS] * held)
             empty = T.alloc_barrier([threads] * held)
             T.pdl_trigger()
             if thread >= threads:
                 for k in T.serial(held):
-                    load_weight(weight, factors, packed, scales, full, k, bn, bs * span + k * STEP)
+                    load_weight(weight, factors, packed, scales, loaded, k, bn, bs * span + k * STEP)
+                    T.mbarrier_arrive(loaded[k])
                 T.pdl_sync()
                 for k in T.serial(steps):
                     s = k % held
                     at = bs * span + k * STEP
                     if k >= held:
                         T.mbarrier_wait_parity(empty[s], (k // held + 1) % 2)
-                        load_weight(weight, factors, packed, scales, full, s, bn, at)
+                        load_weight(weight, factors, packed, scales, loaded, s, bn, at)
+                        T.mbarrier_arrive(loaded[s])
                     left = (bn * tile // outputs * inputs if groups > 1 else 0) + at
-                    T.tma_copy(x[bm * rows : bm * rows + rows, left : left + STEP], xs[s, :, :], barrier=full[s])
-                    T.mbarrier_arrive(full[s])
+                    T.tma_copy(x[bm * rows : bm * rows + rows, left : left + STEP], xs[s, :, :], barrier=come[s])
+                    T.mbarrier_arrive(come[s])
             else:
                 total = T.alloc_fragment((tile, rows), "float32")
                 T.annotate_layout({total: by_row((tile, rows))})
-                if codes:
-                    operand = T.alloc_fragment((tile, STEP), "bfloat16")
-                    T.annotate_layout({operand: by_row((tile, STEP))})
                 T.clear(total)
-                T.pdl_sync()
-                for k in T.serial(steps):
-                    s = k % held
-                    T.mbarrier_wait_parity(full[s], k // held % 2)
-                    if codes:
-                        T.call_extern(
-                            "handle",
-                            f"di_unpack_e4m3<{chunks}>",
-                            T.address_of(operand[0, 0]),
-                            T.address_of(packed[s, thread // 32, 0, thread % 32 * 4]),
-                            T.address_of(scales[s, thread // 64, 0]),
-                        )
-                        T.gemm(operand, xs[s, :, :], total, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-                    else:
-                        T.gemm(packed[s, :, :], xs[s, :, :], total, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-                    T.mbarrier_arrive(empty[s])
+                if codes:
+                    even = T.alloc_fragment((tile, STEP), "bfloat16")
+                    T.annotate_layout({even: by_row((tile, STEP))})
+                if beside:
+                    odd = T.alloc_fragment((tile, STEP), "bfloat16")
+                    T.annotate_layout({odd: by_row((tile, STEP))})
+                    unpack(even, packed, scales, loaded, 0, thread)
+                    T.pdl_sync()
+                    for pair in T.serial(steps // 2):
+                        multiply(total, even, xs, come, 2 * pair)
+                        unpack(odd, packed, scales, loaded, 2 * pair + 1, thread)
+                        release(empty, 2 * pair)
+                        multiply(total, odd, xs, come, 2 * pair + 1)
+                        if 2 * pair + 2 < steps:
+                            unpack(even, packed, scales, loaded, 2 * pair + 2, thread)
+                        release(empty, 2 * pair + 1)
+                    if steps % 2:
+                        multiply(total, even, xs, come, steps - 1)
+                        release(empty, steps - 1)
+                else:
+                    T.pdl_sync()
+                    for k in T.serial(steps):
+                        if codes:
+                            unpack(even, packed, scales, loaded, k, thread)
+                            multiply(total, even, xs, come, k)
+                        else:
+                            T.mbarrier_wait_parity(loaded[k % held], k // held % 2)
+                            multiply(total, packed[k % held, :, :], xs, come, k)
+                        release(empty, k)
                 T.sync_threads(1, threads)
                 T.call_extern(
                     "handle",
