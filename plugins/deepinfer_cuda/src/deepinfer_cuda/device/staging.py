@@ -26,6 +26,8 @@ class Block:
     spare_event: Any = None
     """The one of a copy that is over."""
     bytes: npt.NDArray[np.uint8] = field(init=False)
+    views: dict[Any, list[Any]] = field(init=False, factory=dict)
+    """What somebody who fills it made of ``bytes``."""
 
     @bytes.default
     def _bytes(self) -> npt.NDArray[np.uint8]:

@@ -6,15 +6,17 @@ stream of its own, beside the step before. It is mostly over when the views are 
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
 import attrs
 import numpy as np
 import torch
+from attrs import define
 from torch import Tensor
 
-from deepinfer_cuda.device.staging import StagingRing
+from deepinfer_cuda.device.staging import Block, StagingRing
 
 ALIGN = 16
 """Bytes between the starts of arrays: what a kernel reads at a time."""
@@ -28,6 +30,10 @@ DTYPES: dict[np.dtype[Any], torch.dtype] = {
 WORDS: dict[int, type[np.generic]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
+MOST_LAYOUTS = 256
+"""Layouts that are remembered: sizes of prefill steps come and go."""
+
+
 class Uploads:
     """Puts the arrays of a record next to each other, copies them once, and hands out views.
 
@@ -37,6 +43,7 @@ class Uploads:
 
     def __init__(self, device: torch.device, queues: Any, ring: StagingRing) -> None:
         self._device, self._queues, self._ring = device, queues, ring
+        self._layouts: dict[Any, _Layout] = {}
 
     def bind(self, record: Any) -> Any:
         """The same record with its arrays as tensors of the device (also inside dicts and lists); never waits for it.
@@ -45,105 +52,132 @@ class Uploads:
         """
         kind = type(record)
         bound = kind.__new__(kind)
-        groups: dict[Any, _Group] = {}
+        found = _Found([], [], [])
         for name in _field_names(kind):
             value = getattr(record, name)
             if value is not None and type(value) is not int:
-                value = self._collect(value, bound, name, groups)
+                value = self._collect(value, bound, name, found)
             setattr(bound, name, value)
-        if groups:
-            self._move(list(groups.values()))
+        if found.arrays:
+            self._move(found)
         return bound
 
-    def _collect(self, value: Any, target: Any, key: Any, groups: dict[Any, _Group]) -> Any:
+    def _collect(self, value: Any, target: Any, key: Any, found: _Found) -> Any:
         """Note that ``target`` gets a view at ``key``; returns what is there until then."""
         kind = type(value)
         if kind is np.ndarray:
-            group = groups.get(value.dtype)
-            if group is None:
-                group = groups[value.dtype] = _Group.of(value.dtype)
-            group.arrays.append((value, value.shape, target, key))
+            found.arrays.append(value)
+            found.forms.append((value.dtype, value.shape))
+            found.places.append((target, key))
             return None
         if kind is dict:
             items = dict.fromkeys(value)
             for inner, item in value.items():
                 if item is not None:
-                    items[inner] = self._collect(item, items, inner, groups)
+                    items[inner] = self._collect(item, items, inner, found)
             return items
         if kind is list:
             listed: list[Any] = list(value)
             for inner, item in enumerate(value):
                 if item is not None:
-                    listed[inner] = self._collect(item, listed, inner, groups)
+                    listed[inner] = self._collect(item, listed, inner, found)
             return listed
         if isinstance(value, Tensor) and value.device.type != self._device.type:
             source = value.detach().contiguous()
             words = source.reshape(-1).view(torch.uint8).numpy().view(WORDS[source.element_size()])
-            group = groups.setdefault(source.dtype, _Group(source.dtype))
-            group.arrays.append((words, tuple(source.shape), target, key))
+            found.arrays.append(words.reshape(source.shape))
+            found.forms.append((source.dtype, tuple(source.shape)))
+            found.places.append((target, key))
             return None
         return value
 
-    def _move(self, groups: list[_Group]) -> None:
-        total = 0
-        for group in groups:
-            total = group.place(total)
-        block = self._ring.take(total)
-        for group in groups:
-            group.write(block.bytes)
+    def _move(self, found: _Found) -> None:
+        key = tuple(found.forms)
+        layout = self._layouts.get(key)
+        if layout is None:
+            if len(self._layouts) >= MOST_LAYOUTS:
+                self._layouts.clear()
+            layout = self._layouts[key] = _Layout(found.forms)
+        block = self._ring.take(layout.num_bytes)
+        for place, array in zip(layout.places_in(block), found.arrays, strict=True):
+            place[...] = array
         with self._queues.upload():
-            memory = torch.empty(total, dtype=torch.uint8, device=self._device)
-            memory.copy_(block.memory[:total], non_blocking=True)
+            memory = torch.empty(layout.num_bytes, dtype=torch.uint8, device=self._device)
+            memory.copy_(block.memory[: layout.num_bytes], non_blocking=True)
         event = block.event = self._queues.uploaded(memory, block.spare_event)
-        for group in groups:
-            group.hand_out(memory)
+        for (target, at), view in zip(found.places, layout.views_of(memory), strict=True):
+            if type(target) is dict or type(target) is list:
+                target[at] = view
+            else:
+                setattr(target, at, view)
         self._queues.go_on_behind(event)
 
 
-class _Group:
-    """Arrays of one type, next to each other from ``begin`` on; sizes are in elements, and every second is padding."""
+@define
+class _Found:
+    """Arrays of a record, their types and shapes, and where the view of each goes: (what holds it, at which key)."""
 
-    __slots__ = ("_begin", "_dtype", "_end", "_sizes", "arrays")
+    arrays: list[Any]
+    forms: list[tuple[Any, tuple[int, ...]]]
+    places: list[tuple[Any, Any]]
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        self.arrays: list[tuple[Any, tuple[int, ...], Any, Any]] = []
-        """(array, shape, where its view goes, at which key)"""
-        self._sizes: list[int] = []
-        self._begin = self._end = 0
 
-    @classmethod
-    def of(cls, dtype: np.dtype[Any]) -> _Group:
-        found = DTYPES.get(dtype)
+class _Layout:
+    """Where arrays of these types and shapes lie in a block: those of a type next to each other, so that one call makes
+    all their views. Records of a size repeat, and what a size needs is worked out once."""
+
+    def __init__(self, forms: list[tuple[Any, tuple[int, ...]]]) -> None:
+        self._forms = forms
+        groups: dict[torch.dtype, list[int]] = {}
+        for number, (dtype, _) in enumerate(forms):
+            groups.setdefault(_tensor_type(dtype), []).append(number)
+        self._groups: list[tuple[torch.dtype, list[int], int, int, list[int]]] = []
+        self._begins = [0] * len(forms)
+        total = 0
+        for dtype, numbers in groups.items():
+            size, begin = dtype.itemsize, total
+            sizes: list[int] = []  # elements; every second is padding
+            for number in numbers:
+                self._begins[number] = total
+                count = math.prod(forms[number][1])
+                sizes += (count, -count % (ALIGN // size))
+                total += sum(sizes[-2:]) * size
+            self._groups.append((dtype, numbers, begin, total, sizes))
+            total = max(total, ALIGN)
+        self.num_bytes = total
+
+    def places_in(self, block: Block) -> list[Any]:
+        """The arrays of the block's memory, in the order of the record."""
+        found = block.views.get(self)
         if found is None:
-            raise TypeError(f"an array of {dtype} has no tensor")
-        return cls(found)
+            if len(block.views) >= MOST_LAYOUTS:
+                block.views.clear()
+            found = []
+            for (dtype, shape), begin in zip(self._forms, self._begins, strict=True):
+                kind = np.dtype(WORDS[_tensor_type(dtype).itemsize]) if isinstance(dtype, torch.dtype) else dtype
+                end = begin + math.prod(shape) * kind.itemsize
+                found.append(block.bytes[begin:end].view(kind).reshape(shape))
+            block.views[self] = found
+        return found
 
-    def place(self, begin: int) -> int:
-        """Lay the arrays out from byte ``begin`` on; returns where the next group may begin."""
-        align = ALIGN // self._dtype.itemsize
-        for array, _, _, _ in self.arrays:
-            count = array.size
-            self._sizes += (count, -count % align)
-        self._begin, self._end = begin, begin + sum(self._sizes) * self._dtype.itemsize
-        return max(self._end, ALIGN)
+    def views_of(self, memory: Tensor) -> list[Tensor]:
+        """The same of device memory, as tensors."""
+        views: list[Any] = [None] * len(self._forms)
+        for dtype, numbers, begin, end, sizes in self._groups:
+            pieces = memory[begin:end].view(dtype).split_with_sizes(sizes)
+            for number, piece in zip(numbers, pieces[::2], strict=True):
+                shape = self._forms[number][1]
+                views[number] = piece if len(shape) == 1 else piece.view(shape)
+        return views
 
-    def write(self, block: Any) -> None:
-        words = block[self._begin : self._end].view(WORDS[self._dtype.itemsize])
-        at, sizes = 0, iter(self._sizes)
-        for array, _, _, _ in self.arrays:
-            count = next(sizes)
-            words[at : at + count] = array.reshape(-1).view(words.dtype)
-            at += count + next(sizes)
 
-    def hand_out(self, memory: Tensor) -> None:
-        pieces = memory[self._begin : self._end].view(self._dtype).split_with_sizes(self._sizes)
-        for (_, shape, target, key), piece in zip(self.arrays, pieces[::2], strict=True):
-            view = piece if len(shape) == 1 else piece.view(shape)
-            if type(target) is dict or type(target) is list:
-                target[key] = view
-            else:
-                setattr(target, key, view)
+def _tensor_type(dtype: Any) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    found = DTYPES.get(dtype)
+    if found is None:
+        raise TypeError(f"an array of {dtype} has no tensor")
+    return found
 
 
 @cache
