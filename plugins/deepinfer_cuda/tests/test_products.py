@@ -7,9 +7,8 @@ from deepinfer_core.conformance import samples
 from deepinfer_core.conformance.reference import quant as reference
 from deepinfer_cuda import packing, products
 from deepinfer_cuda.ops.mhc import parts_of
-from deepinfer_cuda.products import MOST_SPLITS, cut_of
-from deepinfer_cuda.tl.dense import STEP
 from deepinfer_cuda.tl.mhc import LANES, PARTS, SLICE, groups_of
+from deepinfer_cuda.tl.parts.cuts import MOST_SPLITS, STEP, cut_of
 from deepinfer_cuda.weights import prepared
 
 SHAPES = [(1792, 5120), (32768, 1280), (5120, 8192), (4608, 5120), (5120, 2304), (384, 5120), (256, 256), (64, 128)]

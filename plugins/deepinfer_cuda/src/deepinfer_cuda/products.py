@@ -7,21 +7,15 @@ kernel takes every size that it can, in tiles of one order.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
-from attrs import define, frozen
+from attrs import define
 from torch import Tensor
 
 from deepinfer_cuda import packing
 from deepinfer_cuda.tensors import PreparedWeight
-from deepinfer_cuda.tl.dense import STEP, dense_rows
+from deepinfer_cuda.tl.dense import dense_rows
+from deepinfer_cuda.tl.parts.cuts import Cut, cut_of, pipeline
 
-BLOCKS = 200
-"""Blocks that a product should have at least, for 132 multiprocessors. A constant: the order of a sum must not depend
-on the device it runs on."""
-MOST_SPLITS = 8
-"""Blocks of a cluster that every device takes."""
 TILES_OF_ROWS = (8, 16, 32, 64)
 FEW_ROWS = 16
 """Up to this many rows our kernel is ahead of the library's."""
@@ -40,25 +34,6 @@ class Settings:
 
 
 SETTINGS = Settings()
-
-
-@frozen
-class Cut:
-    """Outputs a block, and pieces that the inputs are summed in: of the weight's shape alone."""
-
-    tile: int
-    splits: int
-
-
-@lru_cache(maxsize=256)
-def cut_of(outputs: int, inputs: int, groups: int = 1) -> Cut | None:
-    """How ``groups`` weights of this shape are cut, or None where our kernel does not take them."""
-    if outputs % (64 if groups > 1 else 8) or inputs % STEP:
-        return None
-    tile = 128 if outputs % 128 == 0 and groups * outputs // 128 >= BLOCKS else 64
-    tiles, steps = -(-groups * outputs // tile), inputs // STEP
-    allowed = [n for n in range(1, min(steps, MOST_SPLITS) + 1) if steps % n == 0]
-    return Cut(tile, min((n for n in allowed if tiles * n >= BLOCKS), default=allowed[-1]))
 
 
 def groups_of(w: PreparedWeight) -> int:
@@ -102,13 +77,6 @@ def few_rows(x: Tensor, w: PreparedWeight, cut: Cut, y: Tensor, groups: int = 1)
         **pipeline(cut.tile, tile, codes),
     )
     launch(x, weight, factors, y)
-
-
-def pipeline(tile: int, rows: int, codes: bool) -> dict[str, int]:
-    """Stages, and blocks of a multiprocessor, that shared memory and registers have room for."""
-    if codes and tile == 64 and rows <= 16:
-        return {"stages": 5, "blocks": 3}
-    return {"stages": 4 if rows <= 32 or (codes and tile == 64) else 3, "blocks": 2}
 
 
 def many_rows(x: Tensor, w: PreparedWeight, dtype: torch.dtype, out: Tensor | None) -> Tensor:

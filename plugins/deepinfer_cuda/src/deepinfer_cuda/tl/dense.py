@@ -18,10 +18,9 @@ import tilelang.language as T
 
 from deepinfer_cuda.jit import kernel
 from deepinfer_cuda.tl.attention.softmax import on_hopper
+from deepinfer_cuda.tl.parts.cuts import STEP, cut_of, pipeline
 
 PRODUCTS = files(f"{__package__}.parts").joinpath("products.cuh").read_text(encoding="utf-8")
-STEP = 128
-"""Inputs a pipeline stage holds."""
 ALIGNED = 32
 """Words that places of the copy engine in shared memory are apart at least; those behind the wanted ones are unused."""
 COPIERS = 32
@@ -29,21 +28,32 @@ _OPTIONS = {"tl.disable_safe_memory_legalize": True, "tl.disable_warp_specialize
 """All that could pass an end goes through the copy engine, which stops there by itself. The roles of the warps are
 written out below."""
 
-CASES = [
-    {"outputs": 1792, "inputs": 5120, "tile": 64, "rows": 8, "splits": 8, "fmt": "e4m3", "out": "bfloat16"},
-    {
-        "outputs": 32768,
-        "inputs": 1280,
-        "tile": 128,
-        "rows": 64,
-        "splits": 1,
-        "fmt": "e4m3",
-        "out": "bfloat16",
-        "stages": 3,
-    },
-    {"outputs": 256, "inputs": 256, "tile": 64, "rows": 8, "splits": 1, "fmt": "e4m3", "out": "bfloat16"},
-    {"outputs": 384, "inputs": 5120, "tile": 64, "rows": 8, "splits": 8, "fmt": "bf16", "out": "float32"},
-]
+E4M3, BF16 = ("e4m3", "bfloat16"), ("bf16", "bfloat16")
+F32 = ("bf16", "float32")
+SIZES: dict[tuple[str, str], list[tuple[int, ...]]] = {
+    E4M3: [
+        (1792, 5120), (32768, 1280), (36864, 1280), (5120, 8192), (1024, 4096, 8), (4608, 5120), (5120, 2304),
+        (25600, 6144), (64, 256, 2), (128, 256), (192, 256), (256, 128), (512, 128), (640, 128),
+    ],
+    BF16: [(512, 5120), (128, 512), (32, 5120), (8, 256), (64, 256), (128, 256)],
+    F32: [(1024, 5120), (384, 5120), (129280, 5120), (128, 256), (1536, 256)],
+}  # fmt: skip
+"""Outputs and inputs, and how many such weights lie side by side: of the released model and of the shipped one."""
+LARGE_ONES = [(32768, 1280), (36864, 1280), (5120, 8192), (1024, 4096, 8), (25600, 6144)]
+"""Those that take up to 64 rows."""
+
+
+def _case(form: tuple[str, str], rows: int, outputs: int, inputs: int, groups: int = 1) -> dict[str, Any]:
+    cut = cut_of(outputs, inputs, groups)
+    if cut is None:
+        raise ValueError(f"a weight of {outputs} x {inputs} has no cut")
+    fmt, out = form
+    case = {"outputs": outputs, "inputs": inputs, "tile": cut.tile, "rows": rows, "splits": cut.splits, "fmt": fmt}
+    return case | {"out": out, "groups": groups, **pipeline(cut.tile, rows, fmt == "e4m3")}
+
+
+CASES = [_case(form, 8, *size) for form, sizes in SIZES.items() for size in sizes]
+CASES += [_case(E4M3, rows, *size) for rows in (16, 32, 64) for size in LARGE_ONES]
 
 
 def by_row(shape: tuple[int, int]) -> Any:
