@@ -68,7 +68,7 @@ def test_caches_of_plain_numbers_and_of_other_widths_have_no_kernel():
 
 
 def test_a_kernel_lowers_for_a_device_that_is_not_here():
-    source = sparse_prefill_narrow.lower("sm_100a", heads=2, width=64)
+    source = sparse_prefill_narrow.lower("sm_100a", width=64)
     assert "sparse_prefill_narrow_kernel" in source
     assert "mma_sync" in source
     assert "wgmma" not in source

@@ -128,7 +128,7 @@ def sparse_decode(
     if not q.shape[0]:
         return result, lse
     second, more = (extra, extra_idx) if with_extra else (window, idx.new_empty((idx.shape[0], 0)))
-    launch = _decode_kernel(q.shape[1], q.shape[2], window.format, extra.format if with_extra else "")
+    launch = _decode_kernel(q.shape[2], window.format, extra.format if with_extra else "")
     launch(
         q, _flat(window), idx, _or_any(lengths, idx), _flat(second), more, _or_any(extra_lengths, idx),
         _or_any(sink, lse), result, lse, window.page, window.block_stride, second.page, second.block_stride,
@@ -143,12 +143,12 @@ def _launch_prefill(q: Tensor, *arguments: Any) -> None:
     if width == _WIDE:
         from deepinfer_cuda.tl.attention.prefill import sparse_prefill_wide
 
-        units = q.shape[0] * -(-heads // _TILE)
-        sparse_prefill_wide(heads=heads)(q, *arguments, min(units, _multiprocessors(q.device)))
+        blocks = max(1, _multiprocessors(q.device) // -(-heads // _TILE))
+        sparse_prefill_wide(halves=True)(q, *arguments, min(q.shape[0], blocks))
     else:
         from deepinfer_cuda.tl.attention.narrow import sparse_prefill_narrow
 
-        sparse_prefill_narrow(heads=heads, width=width)(q, *arguments)
+        sparse_prefill_narrow(width=width)(q, *arguments)
 
 
 @functools.cache
@@ -156,15 +156,15 @@ def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _decode_kernel(heads: int, width: int, window: str, extra: str) -> Callable[..., None]:
+def _decode_kernel(width: int, window: str, extra: str) -> Callable[..., None]:
     if width == _WIDE:
         from deepinfer_cuda.tl.attention.decode import sparse_decode_wide
 
         # two blocks share a row with an extra cache: 64 rows of 640 keys then occupy all multiprocessors, evenly
-        return sparse_decode_wide(heads=heads, window_format=window, extra_format=extra, segments=2 if extra else 1)
+        return sparse_decode_wide(window_format=window, extra_format=extra, segments=2 if extra else 1)
     from deepinfer_cuda.tl.attention.narrow import sparse_decode_narrow
 
-    return sparse_decode_narrow(heads=heads, width=width, window_format=window, extra_format=extra)
+    return sparse_decode_narrow(width=width, window_format=window, extra_format=extra)
 
 
 def _takes(

@@ -31,12 +31,12 @@ from deepinfer_cuda.tl.attention.workspace import HALF, WIDTH
 LEFT, RIGHT = 0, 1
 
 
-def consumers(heads: int, segments: int = 1, persistent: bool = False) -> tuple[Any, Any]:
+def consumers(heads: Any, segments: int = 1, persistent: bool = False) -> tuple[Any, Any]:
     """Macros of the two warpgroups for one row. ``w`` is the block's ``Workspace``.
 
     :param segments: 1 or 2.
-    :param persistent: A block does many rows, ``turn`` counts them; the third warpgroup brings the queries, and may
-        overwrite them from ``q_free`` on. Otherwise ``turn`` is 0 and each warpgroup brings its half of them.
+    :param persistent: A block does many rows, ``turn`` counts them, and queries may be overwritten from ``q_free`` on.
+        Otherwise ``turn`` is 0.
     """
     hopper = on_hopper()
     # four warps of 16 rows each on every architecture: the exchange and the stores below rely on that layout
@@ -99,11 +99,7 @@ def consumers(heads: int, segments: int = 1, persistent: bool = False) -> tuple[
         )
 
     @T.macro
-    def begin(w, side, turn, row, head0, q, q_half, o, m, total):
-        if not persistent:
-            T.copy(q[row, head0 : head0 + TILE, side * HALF : side * HALF + HALF], q_half, disable_tma=True)
-            T.fence_proxy_async()
-            T.barrier_arrive(w.q_ready)
+    def begin(w, turn, o, m, total):
         T.clear(o)
         T.fill(m, LOWEST)
         T.clear(total)
@@ -152,14 +148,14 @@ def consumers(heads: int, segments: int = 1, persistent: bool = False) -> tuple[
             store(o, out, row, head0, side)
 
     @T.macro
-    def left(w, turn, rank, row, head0, absent, first_key, tiles, q, scale, sink, has_sink, out, lse):
+    def left(w, turn, rank, row, head0, absent, first_key, tiles, scale, sink, has_sink, out, lse):
         o = T.alloc_fragment((TILE, HALF), "float32")
         s = T.alloc_fragment((TILE, TILE), "float32")
         m = T.alloc_fragment((TILE,), "float32")
         t = T.alloc_fragment((TILE,), "float32")
         f = T.alloc_fragment((TILE,), "float32")
         total = T.alloc_fragment((TILE,), "float32")
-        begin(w, LEFT, turn, row, head0, q, w.ql, o, m, total)
+        begin(w, turn, o, m, total)
         pairs = T.ceildiv(tiles, 2)
         for j in T.serial(pairs):
             even = (turn * pairs + j) & 1
@@ -185,14 +181,14 @@ def consumers(heads: int, segments: int = 1, persistent: bool = False) -> tuple[
         finish(w, LEFT, turn, rank, row, head0, sink, has_sink, out, lse, o, m, t, f, total)
 
     @T.macro
-    def right(w, turn, rank, row, head0, absent, first_key, tiles, q, scale, sink, has_sink, out, lse):
+    def right(w, turn, rank, row, head0, absent, first_key, tiles, scale, sink, has_sink, out, lse):
         o = T.alloc_fragment((TILE, HALF), "float32")
         s = T.alloc_fragment((TILE, TILE), "float32")
         m = T.alloc_fragment((TILE,), "float32")
         t = T.alloc_fragment((TILE,), "float32")
         f = T.alloc_fragment((TILE,), "float32")
         total = T.alloc_fragment((TILE,), "float32")
-        begin(w, RIGHT, turn, row, head0, q, w.qr, o, m, total)
+        begin(w, turn, o, m, total)
         pairs = T.ceildiv(tiles, 2)
         for j in T.serial(pairs):
             even = (turn * pairs + j) & 1

@@ -12,6 +12,7 @@ import tilelang.language as T
 from deepinfer_cuda.jit import kernel
 from deepinfer_cuda.tl.attention.consumers import consumers
 from deepinfer_cuda.tl.attention.places import COLUMNS, entry_bytes, in_caches
+from deepinfer_cuda.tl.attention.queries import query_copies
 from deepinfer_cuda.tl.attention.softmax import TILE
 from deepinfer_cuda.tl.attention.source import WIDE
 from deepinfer_cuda.tl.attention.workspace import WARPGROUP, WIDTH, workspace
@@ -20,67 +21,60 @@ CONSUMER_REGISTERS, PRODUCER_REGISTERS = 200, 104
 """Two warpgroups of the first and one of the second have what 384 threads start with, 168 each."""
 _ENTRY = {"v41": "di::V41", "v41_fp4": "di::V41Fp4"}
 _CASES = [
-    {"heads": heads, "window_format": "v41", "extra_format": extra, "segments": 2 if extra == "v41_fp4" else 1}
-    for heads in (64, 128)
-    for extra in ("", "v41", "v41_fp4")
+    {"window_format": "v41", "extra_format": extra, "segments": 2 if extra else 1} for extra in ("", "v41", "v41_fp4")
 ]
 
 
 @kernel(cases=_CASES)
-def sparse_decode_wide(*, heads: int, window_format: str, extra_format: str, segments: int) -> Any:
+def sparse_decode_wide(*, window_format: str, extra_format: str, segments: int) -> Any:
     """``window_format``, ``extra_format``: ``v41`` or ``v41_fp4``; "" where there is no extra cache.
 
     :param segments: Blocks of a row, 1 or 2.
     """
-    rows, q_stride, k1, k2 = (T.dynamic(n) for n in ("rows", "q_stride", "k1", "k2"))
+    rows, heads, q_stride, k1, k2 = (T.dynamic(n) for n in ("rows", "heads", "q_stride", "k1", "k2"))
     window_size, extra_size, lengths_size, extra_lengths_size, sink_size = (
         T.dynamic(n) for n in ("window_size", "extra_size", "lengths_size", "extra_lengths_size", "sink_size")
     )
     left, right = consumers(heads, segments)
     sizes = {"window_bytes": entry_bytes(window_format, WIDTH), "extra_bytes": entry_bytes(extra_format, WIDTH)}
-    locate = in_caches(threads=384, **sizes)
+    locate, bring_half = in_caches(threads=384, **sizes), query_copies(heads)
+
+    first, other = _ENTRY[window_format], _ENTRY[extra_format or window_format]
 
     @T.macro
-    def load_scales(scales, window, extra, at, tile, split):
-        if extra_format and tile >= split:
-            T.call_extern(
-                "handle",
-                f"di::load_scales<{_ENTRY[extra_format]}>",
-                T.address_of(scales[0]),
-                T.address_of(extra[0]),
-                at,
-            )
-        else:
-            T.call_extern(
-                "handle", f"di::load_scales<{_ENTRY[window_format]}>", T.address_of(scales[0]),
-                T.address_of(window[0]), at,
-            )  # fmt: skip
+    def load_scales(scales, window, extra, second, at):
+        T.call_extern(
+            "handle", f"di::load_scales<{first}, {other}>", T.address_of(scales[0]), T.address_of(window[0]),
+            T.address_of(extra[0]), second, at,
+        )  # fmt: skip
 
     @T.macro
-    def load_codes(codes, window, extra, at, block, lane, tile, split):
-        if extra_format and tile >= split:
-            T.call_extern(
-                "handle", f"di::load_codes<{_ENTRY[extra_format]}>", T.address_of(codes[0]), T.address_of(extra[0]), at,
-                block, lane,
-            )  # fmt: skip
-        else:
-            T.call_extern(
-                "handle", f"di::load_codes<{_ENTRY[window_format]}>", T.address_of(codes[0]), T.address_of(window[0]),
-                at, block, lane,
-            )  # fmt: skip
+    def load_codes(formats, codes, share, second, at, block):
+        T.call_extern("handle", f"di::load_codes<{formats}>", T.address_of(codes[0]), share, second, at, block)
 
     @T.macro
-    def expand(fmt, w, tile, key, lane, codes, scales, values, window, extra, next_at, next_tile, split):
+    def expand(fmt, plain, formats, w, tile, key, lane, codes, scales, values, next_share, next_second, next_at):
         """The entry in registers to the tile; each of its pieces is replaced by one of the next entry."""
         for block in T.unroll(8):
             T.call_extern(
-                "handle", f"di::decode_codes<{_ENTRY[fmt]}>", T.address_of(codes[0]), T.address_of(scales[0]), block,
-                lane, T.address_of(values[0]),
+                "handle", f"di::decode_codes<{_ENTRY[fmt]}, {plain}>", T.address_of(codes[0]), T.address_of(scales[0]),
+                block, lane, T.address_of(values[0]),
             )  # fmt: skip
-            load_codes(codes, window, extra, next_at, block, lane, next_tile, split)
+            load_codes(formats, codes, next_share, next_second, next_at, block)
             for h in T.unroll(2):
                 for v in T.vectorized(8):
                     w.k[tile & 1, block // 4, key, block % 4 * 64 + lane * 16 + h * 8 + v] = values[h * 8 + v]
+
+    @T.macro
+    def expand_any(fmt, formats, codes, scales, to):
+        if fmt == "v41":
+            plain = T.call_extern("int32", "di::are_plain<di::V41>", T.address_of(codes[0]), T.address_of(scales[0]))
+            if plain != 0:
+                expand(fmt, "true", formats, *to)
+            else:
+                expand(fmt, "false", formats, *to)
+        else:
+            expand(fmt, "true", formats, *to)
 
     @T.prim_func
     def sparse_decode_wide(
@@ -120,6 +114,12 @@ def sparse_decode_wide(*, heads: int, window_format: str, extra_format: str, seg
             first_tile = rank * T.ceildiv(all_tiles, segments)
             tiles = T.max(0, T.min(T.ceildiv(all_tiles, segments), all_tiles - first_tile))
             split = window_tiles - first_tile
+            if tx < WARPGROUP:
+                bring_half(q, row, head0, tx, 0, w.ql)
+                T.cp_async_barrier_noinc(w.q_ready)
+            elif tx < 2 * WARPGROUP:
+                bring_half(q, row, head0, tx - WARPGROUP, 1, w.qr)
+                T.cp_async_barrier_noinc(w.q_ready)
             locate(
                 tx, row, first_tile, tiles, split, w.places, absent, idx, k1, lengths, has_lengths, window_page,
                 window_stride, extra_idx, k2, extra_lengths, has_extra_lengths, extra_page, extra_stride,
@@ -128,10 +128,10 @@ def sparse_decode_wide(*, heads: int, window_format: str, extra_format: str, seg
             T.sync_threads()
             if tx < WARPGROUP:
                 T.set_max_nreg(CONSUMER_REGISTERS, 1)
-                left(w, 0, rank, row, head0, absent, 0, tiles, q, scale, sink, has_sink, out, lse)
+                left(w, 0, rank, row, head0, absent, 0, tiles, scale, sink, has_sink, out, lse)
             elif tx < 2 * WARPGROUP:
                 T.set_max_nreg(CONSUMER_REGISTERS, 1)
-                right(w, 0, rank, row, head0, absent, 0, tiles, q, scale, sink, has_sink, out, lse)
+                right(w, 0, rank, row, head0, absent, 0, tiles, scale, sink, has_sink, out, lse)
             else:
                 T.set_max_nreg(PRODUCER_REGISTERS, 0)
                 codes = T.alloc_local((32,), "uint32")
@@ -141,42 +141,41 @@ def sparse_decode_wide(*, heads: int, window_format: str, extra_format: str, seg
                 at = T.alloc_var("int64", init=T.int64(-1))
                 lane = tx % 4
                 mine = (tx - 2 * WARPGROUP) // 4
+                second = T.alloc_var("int32", init=0)
+                share = T.alloc_var("int64", init=T.int64(0))
                 if tiles > 0:
                     at = w.places[mine]
-                load_scales(scales, window, extra, at, 0, split)
+                second = T.if_then_else(split <= 0, 1, 0)
+                share = T.call_extern(
+                    "int64", f"di::share<{first}, {other}>", T.address_of(window[0]), T.address_of(extra[0]), second,
+                    at, lane,
+                )  # fmt: skip
+                T.clear(codes)
+                load_scales(scales, window, extra, second, at)
                 for block in T.unroll(8):
-                    load_codes(codes, window, extra, at, block, lane, 0, split)
+                    load_codes(f"{first}, {other}", codes, share, second, at, block)
                 for part in T.serial(tiles * 2):
                     tile = part // 2
                     next_tile = (part + 1) // 2
                     at = T.int64(-1)
                     if next_tile < tiles:
                         at = w.places[(part + 1) * 32 + mine]
-                    load_scales(next_scales, window, extra, at, next_tile, split)
+                    second = T.if_then_else(next_tile >= split, 1, 0)
+                    share = T.call_extern(
+                        "int64", f"di::share<{first}, {other}>", T.address_of(window[0]), T.address_of(extra[0]),
+                        second, at, lane,
+                    )  # fmt: skip
+                    load_scales(next_scales, window, extra, second, at)
                     if part % 2 == 0:
                         T.barrier_wait(w.empty[(tile & 1) * 2], (tile // 2 + 1) & 1)
                         T.barrier_wait(w.empty[(tile & 1) * 2 + 1], (tile // 2 + 1) & 1)
-                    key = part % 2 * 32 + mine
+                    to = (w, tile, part % 2 * 32 + mine, lane, codes, scales, values, share, second, at)
                     if extra_format and tile >= split:
-                        expand(
-                            extra_format, w, tile, key, lane, codes, scales, values, window, extra, at, next_tile, split
-                        )
+                        expand_any(
+                            extra_format, f"{other}, {other}", codes, scales, to
+                        )  # nothing of the window follows
                     else:
-                        expand(
-                            window_format,
-                            w,
-                            tile,
-                            key,
-                            lane,
-                            codes,
-                            scales,
-                            values,
-                            window,
-                            extra,
-                            at,
-                            next_tile,
-                            split,
-                        )
+                        expand_any(window_format, f"{first}, {other}", codes, scales, to)
                     for i in T.unroll(8):
                         scales[i] = next_scales[i]
                     if part % 2 == 1:

@@ -44,23 +44,26 @@ static __device__ __forceinline__ void put_nans(unsigned w, unsigned *out) {
     if (((w >> (8 * i)) & 0x7fu) == 0x7fu) out[i / 2] |= i & 1 ? 0x7fc00000u : 0x7fc0u;
 }
 
-// 16 E4M3 codes with one UE8M0 scale -> 16 bf16.
-static __device__ __forceinline__ void e4m3x16(const unsigned *w, unsigned scale, unsigned *out) {
+// 16 E4M3 codes with one UE8M0 scale -> 16 bf16; zeros where there is no entry, whatever the codes. The plain case has
+// no NaN code and a `scale` up to 134.
+template <bool PLAIN>
+static __device__ __forceinline__ void e4m3x16(const unsigned *w, unsigned scale, bool present, unsigned *out) {
   // 2^120 * 2^(scale - 127), where that is a normal bf16; in two steps where it is not.
-  bool near = scale <= 134;
-  bf2 factor = as_bf2(near ? twice((scale + 120u) << 7) : 0x7b807b80u);
+  bool near = PLAIN || scale <= 134;
+  unsigned factor = near ? twice((scale + 120u) << 7) : 0x7b807b80u;
   #pragma unroll
-  for (int i = 0; i < 4; ++i) e4m3x4(w[i], factor, out + 2 * i);
-  if (!near) {
-    bf2 rest = as_bf2(twice(ue8m0_bits(scale)));
+  for (int i = 0; i < 4; ++i) e4m3x4(w[i], as_bf2(present ? factor : 0u), out + 2 * i);
+  if (!PLAIN && present) {
+    bf2 rest = as_bf2(near ? 0x3f803f80u : twice(ue8m0_bits(scale)));
     #pragma unroll
     for (int i = 0; i < 8; ++i) out[i] = bits_of(__hmul2(as_bf2(out[i]), rest));
-  }
-  if (nan_marks(w[0]) | nan_marks(w[1]) | nan_marks(w[2]) | nan_marks(w[3])) {
     #pragma unroll
     for (int i = 0; i < 4; ++i) put_nans(w[i], out + 2 * i);
   }
 }
+
+// Bytes above 134.
+static __device__ __forceinline__ unsigned far_marks(unsigned w) { return w & ((w & 0x7f7f7f7fu) + 0x79797979u) & 0x80808080u; }
 
 // Eight E2M1 codes, low nibble first, times 2^126 and the bf16 `factor`.
 static __device__ __forceinline__ void e2m1x8(unsigned w, bf2 factor, unsigned *out) {
@@ -83,49 +86,94 @@ static __device__ __forceinline__ void e2m1x16(const unsigned *w, unsigned scale
 
 static __device__ __forceinline__ unsigned byte_of(unsigned w, int i) { return (w >> (8 * i)) & 0xffu; }
 
-// How a lane reads its share of an entry: `at` < 0 is no entry, all bytes zero, which decode to zeros.
+// Loads that do nothing where `on` is false, and no branch: what was there remains.
+static __device__ __forceinline__ void load16_if(unsigned *to, const unsigned char *p, bool on) {
+  asm volatile("{\n .reg .pred p;\n setp.ne.u32 p, %5, 0;\n @p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+               : "+r"(to[0]), "+r"(to[1]), "+r"(to[2]), "+r"(to[3]) : "l"(p), "r"((unsigned)on));
+}
+static __device__ __forceinline__ void load8_if(unsigned *to, const unsigned char *p, bool on) {
+  asm volatile("{\n .reg .pred p;\n setp.ne.u32 p, %3, 0;\n @p ld.global.v2.u32 {%0, %1}, [%2];\n}"
+               : "+r"(to[0]), "+r"(to[1]) : "l"(p), "r"((unsigned)on));
+}
+
+// How a lane reads its share of an entry: eight registers of scales, four for the codes of each of eight blocks.
 struct V41 {
-  static __device__ __forceinline__ void scales(unsigned *sf, const unsigned char *p) {
-    *reinterpret_cast<uint4 *>(sf) = *reinterpret_cast<const uint4 *>(p + 512);
+  // the fifth register says whether there is an entry
+  static __device__ __forceinline__ void scales(unsigned *sf, const unsigned char *p, bool on) { load16_if(sf, p + 512, on); }
+  static constexpr int PIECE = 16;
+  static __device__ __forceinline__ void codes(unsigned *raw, const unsigned char *p, int block, bool on) {
+    load16_if(raw, p + 64 * block, on);
   }
-  static __device__ __forceinline__ void codes(unsigned *raw, const unsigned char *p, int block, int lane) {
-    *reinterpret_cast<uint4 *>(raw) = *reinterpret_cast<const uint4 *>(p + 64 * block + 16 * lane);
-  }
+  template <bool PLAIN>
   static __device__ __forceinline__ void decode(const unsigned *raw, const unsigned *sf, int block, int lane, unsigned *out) {
-    e4m3x16(raw, byte_of(sf[block / 2], 2 * (block & 1) + (lane >> 1)), out);
+    e4m3x16<PLAIN>(raw, byte_of(sf[block / 2], 2 * (block & 1) + (lane >> 1)), sf[4] != 0, out);
+  }
+  // Whether all entries of the warp are of the plain case: asked once, so that what follows has no branches.
+  static __device__ __forceinline__ bool plain(const unsigned *raw, const unsigned *sf) {
+    unsigned marks = 0;
+    #pragma unroll
+    for (int i = 0; i < 32; ++i) marks |= nan_marks(raw[i]);
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) marks |= far_marks(sf[i]);
+    return !__any_sync(0xffffffffu, marks != 0 && sf[4] != 0);
   }
 };
 
 struct V41Fp4 {
-  static __device__ __forceinline__ void scales(unsigned *sf, const unsigned char *p) {
-    *reinterpret_cast<uint4 *>(sf) = *reinterpret_cast<const uint4 *>(p + 256);
-    *reinterpret_cast<uint4 *>(sf + 4) = *reinterpret_cast<const uint4 *>(p + 272);
+  // no entry has scales of zero, and E2M1 has no NaN that a zero would not clear
+  static __device__ __forceinline__ void scales(unsigned *sf, const unsigned char *p, bool on) {
+    load16_if(sf, p + 256, on);
+    load16_if(sf + 4, p + 272, on);
   }
-  static __device__ __forceinline__ void codes(unsigned *raw, const unsigned char *p, int block, int lane) {
-    *reinterpret_cast<uint2 *>(raw) = *reinterpret_cast<const uint2 *>(p + 32 * block + 8 * lane);
+  static constexpr int PIECE = 8;
+  static __device__ __forceinline__ void codes(unsigned *raw, const unsigned char *p, int block, bool on) {
+    load8_if(raw, p + 32 * block, on);
   }
+  template <bool PLAIN>
   static __device__ __forceinline__ void decode(const unsigned *raw, const unsigned *sf, int block, int lane, unsigned *out) {
     e2m1x16(raw, byte_of(sf[block], lane), out);
   }
+  static __device__ __forceinline__ bool plain(const unsigned *raw, const unsigned *sf) { return true; }
 };
 
-template <class Entry> static __device__ __forceinline__ void load_scales(void *sf, const void *base, long long at) {
+template <class A, class B> constexpr bool alike = false;
+template <class A> constexpr bool alike<A, A> = true;
+
+// Of the entry at byte `at` of the second cache where `second`, else of the first; none where `at` < 0.
+template <class A, class B>
+static __device__ __forceinline__ void load_scales(void *sf, const void *first, const void *other, int second, long long at) {
   unsigned *to = reinterpret_cast<unsigned *>(sf);
+  bool on = at >= 0;
   #pragma unroll
   for (int i = 0; i < 8; ++i) to[i] = 0;
-  if (at >= 0) Entry::scales(to, reinterpret_cast<const unsigned char *>(base) + at);
+  const unsigned char *p = reinterpret_cast<const unsigned char *>(second ? other : first) + at;
+  to[4] = on && (alike<A, V41> && (!second || alike<B, V41>)) ? 1 : 0;
+  A::scales(to, p, on && (alike<A, B> || !second));
+  if (!alike<A, B>) B::scales(to, p, on && second);
 }
-template <class Entry>
-static __device__ __forceinline__ void load_codes(void *raw, const void *base, long long at, int block, int lane) {
+// Address of a lane's first piece of that entry. The compiler may not look into it: it would work out the address of each
+// of the eight pieces by itself instead of one address with eight offsets.
+template <class A, class B>
+static __device__ __forceinline__ long long share(const void *first, const void *other, int second, long long at, int lane) {
+  long long p = reinterpret_cast<long long>(second ? other : first) + at + lane * (second ? B::PIECE : A::PIECE);
+  asm volatile("" : "+l"(p));
+  return p;
+}
+template <class A, class B>
+static __device__ __forceinline__ void load_codes(void *raw, long long share, int second, long long at, int block) {
   unsigned *to = reinterpret_cast<unsigned *>(raw) + 4 * block;
-  #pragma unroll
-  for (int i = 0; i < 4; ++i) to[i] = 0;
-  if (at >= 0) Entry::codes(to, reinterpret_cast<const unsigned char *>(base) + at, block, lane);
+  bool on = at >= 0;
+  const unsigned char *p = reinterpret_cast<const unsigned char *>(share);
+  A::codes(to, p, block, on && (alike<A, B> || !second));
+  if (!alike<A, B>) B::codes(to, p, block, on && second);
 }
-template <class Entry>
+template <class Entry> static __device__ __forceinline__ int are_plain(const void *raw, const void *sf) {
+  return Entry::plain(reinterpret_cast<const unsigned *>(raw), reinterpret_cast<const unsigned *>(sf));
+}
+template <class Entry, bool PLAIN>
 static __device__ __forceinline__ void decode_codes(const void *raw, const void *sf, int block, int lane, void *out) {
-  Entry::decode(reinterpret_cast<const unsigned *>(raw) + 4 * block, reinterpret_cast<const unsigned *>(sf), block, lane,
-                reinterpret_cast<unsigned *>(out));
+  Entry::template decode<PLAIN>(reinterpret_cast<const unsigned *>(raw) + 4 * block, reinterpret_cast<const unsigned *>(sf),
+                                block, lane, reinterpret_cast<unsigned *>(out));
 }
 
 }  // namespace di

@@ -13,8 +13,8 @@ from deepinfer_cuda.tl.attention.places import COLUMNS, entry_bytes, in_buffer, 
 from deepinfer_cuda.tl.attention.softmax import LOWEST, TILE, exp2, inverse_total, log_sum
 from deepinfer_cuda.tl.attention.source import NARROW
 
-_DECODE = [{"heads": 8, "width": 64, "window_format": "v41", "extra_format": f} for f in ("", "v41", "v41_fp4")]
-_PREFILL = [{"heads": 8, "width": 64}]
+_DECODE = [{"width": 64, "window_format": "v41", "extra_format": f} for f in ("", "v41", "v41_fp4")]
+_PREFILL = [{"width": 64}]
 
 
 def _value(cache: Any, at: Any, d: Any, width: int, fmt: str) -> Any:
@@ -27,7 +27,7 @@ def _value(cache: Any, at: Any, d: Any, width: int, fmt: str) -> Any:
     return value * T.call_pure_extern("float32", "di_e4m3", scale)
 
 
-def _attend(heads: int, width: int) -> tuple[Any, Any]:
+def _attend(heads: Any, width: int) -> tuple[Any, Any]:
     """Macros over a tile of keys in shared memory, and for the end of a row."""
 
     @T.macro
@@ -66,9 +66,9 @@ def _attend(heads: int, width: int) -> tuple[Any, Any]:
 
 
 @kernel(cases=_DECODE)
-def sparse_decode_narrow(*, heads: int, width: int, window_format: str, extra_format: str) -> Any:
+def sparse_decode_narrow(*, width: int, window_format: str, extra_format: str) -> Any:
     """``window_format``, ``extra_format``: ``v41`` or ``v41_fp4``; "" where there is no extra cache."""
-    rows, q_stride, k1, k2 = (T.dynamic(n) for n in ("rows", "q_stride", "k1", "k2"))
+    rows, heads, q_stride, k1, k2 = (T.dynamic(n) for n in ("rows", "heads", "q_stride", "k1", "k2"))
     window_size, extra_size, lengths_size, extra_lengths_size, sink_size = (
         T.dynamic(n) for n in ("window_size", "extra_size", "lengths_size", "extra_lengths_size", "sink_size")
     )
@@ -143,10 +143,10 @@ def sparse_decode_narrow(*, heads: int, width: int, window_format: str, extra_fo
 
 
 @kernel(cases=_PREFILL)
-def sparse_prefill_narrow(*, heads: int, width: int) -> Any:
+def sparse_prefill_narrow(*, width: int) -> Any:
     """Keys are rows of a bf16 buffer."""
-    rows, q_stride, keys_count, k, lengths_size, sink_size = (
-        T.dynamic(n) for n in ("rows", "q_stride", "keys_count", "k", "lengths_size", "sink_size")
+    rows, heads, q_stride, keys_count, k, lengths_size, sink_size = (
+        T.dynamic(n) for n in ("rows", "heads", "q_stride", "keys_count", "k", "lengths_size", "sink_size")
     )
     locate = in_buffer(threads=128)
     visit, finish = _attend(heads, width)

@@ -39,7 +39,10 @@ def in_caches(*, threads: int, window_bytes: int, extra_bytes: int) -> Any:
                     if c < k1:
                         slot = idx[row, c]
                         if slot >= 0 and (has_lengths == 0 or c < lengths[T.if_then_else(has_lengths == 0, 0, row)]):
-                            place = T.cast(slot // page, "int64") * stride + T.cast(slot % page * window_bytes, "int64")
+                            unit = T.truncdiv(slot, page)
+                            place = T.cast(unit, "int64") * stride + T.cast(
+                                (slot - unit * page) * window_bytes, "int64"
+                            )
                 if extra_bytes > 0:
                     e = i - split * TILE
                     if e >= 0 and e < k2:
@@ -47,9 +50,9 @@ def in_caches(*, threads: int, window_bytes: int, extra_bytes: int) -> Any:
                         if slot >= 0 and (
                             has_extra_lengths == 0 or e < extra_lengths[T.if_then_else(has_extra_lengths == 0, 0, row)]
                         ):
-                            place = T.cast(slot // extra_page, "int64") * extra_stride + T.cast(
-                                slot % extra_page * extra_bytes, "int64"
-                            )
+                            unit = T.truncdiv(slot, extra_page)
+                            entry = slot - unit * extra_page
+                            place = T.cast(unit, "int64") * extra_stride + T.cast(entry * extra_bytes, "int64")
                 # all keys of the row set out for the second-level cache at once; without it each load waits for memory
                 if place >= 0:
                     if i < split * TILE:

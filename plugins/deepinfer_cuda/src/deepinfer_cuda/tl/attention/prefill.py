@@ -1,8 +1,8 @@
 """Prefill attention at head width 512: keys are rows of a bf16 buffer, fetched with asynchronous copies.
 
-A block does many rows. Its third warpgroup gathers the tiles that the two others read (``consumers.py``), and the
-queries of the next row as soon as the last scores of a row are done: the end of a row, its rescaling and stores, is
-hidden behind the fetches of the next one.
+A block does many rows of one group of heads. Its third warpgroup gathers the tiles that the two others read
+(``consumers.py``), and the queries of the next row as soon as the last scores of a row are done: the end of a row, its
+rescaling and stores, is hidden behind the fetches of the next one.
 """
 
 from typing import Any
@@ -12,6 +12,7 @@ import tilelang.language as T
 from deepinfer_cuda.jit import kernel
 from deepinfer_cuda.tl.attention.consumers import consumers
 from deepinfer_cuda.tl.attention.places import COLUMNS, in_buffer
+from deepinfer_cuda.tl.attention.queries import query_copies
 from deepinfer_cuda.tl.attention.softmax import TILE
 from deepinfer_cuda.tl.attention.source import WIDE
 from deepinfer_cuda.tl.attention.workspace import HALF, WARPGROUP, WIDTH, workspace
@@ -19,15 +20,19 @@ from deepinfer_cuda.tl.attention.workspace import HALF, WARPGROUP, WIDTH, worksp
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 216, 72
 
 
-@kernel(cases=[{"heads": 64}, {"heads": 128}])
-def sparse_prefill_wide(*, heads: int, halves: bool = True) -> Any:
-    """Attention of ``heads`` heads of 512 values."""
-    rows, q_stride, keys_count, k, lengths_size, sink_size = (
-        T.dynamic(n) for n in ("rows", "q_stride", "keys_count", "k", "lengths_size", "sink_size")
+@kernel(cases=[{"halves": True}])
+def sparse_prefill_wide(*, halves: bool = True) -> Any:
+    """Attention of heads of 512 values.
+
+    ``blocks`` blocks share the rows of a group of heads.
+
+    :param halves: Halves of a tile are released one by one.
+    """
+    rows, heads, q_stride, keys_count, k, lengths_size, sink_size = (
+        T.dynamic(n) for n in ("rows", "heads", "q_stride", "keys_count", "k", "lengths_size", "sink_size")
     )
     left, right = consumers(heads, persistent=True)
-    locate = in_buffer(threads=128)
-    groups = -(-heads // TILE)
+    locate, bring_half = in_buffer(threads=128), query_copies(heads)
 
     @T.macro
     def bring(kv, places, base, lane, row_of_16, k, which, side):
@@ -56,23 +61,6 @@ def sparse_prefill_wide(*, heads: int, halves: bool = True) -> Any:
         bring(kv, w.places, base, lane, row_of_16, w.k, which, 1)
         T.cp_async_barrier_noinc(w.full[2 * which + 1])
 
-    @T.macro
-    def bring_queries(q, row, head0, lane, row_of_16, ql, qr):
-        """Heads past the last are zeros."""
-        for part in T.unroll(4):
-            head = head0 + part * 16 + row_of_16
-            there = T.if_then_else(head < heads, 0, -1)
-            for block in T.unroll(4):
-                T.call_extern(
-                    "handle", "di::copy16_async", T.address_of(ql[part * 16 + row_of_16, block * 64 + lane * 8]),
-                    T.address_of(q[row, T.min(head, heads - 1), block * 64 + lane * 8]), there,
-                )  # fmt: skip
-            for block in T.unroll(4):
-                T.call_extern(
-                    "handle", "di::copy16_async", T.address_of(qr[part * 16 + row_of_16, block * 64 + lane * 8]),
-                    T.address_of(q[row, T.min(head, heads - 1), HALF + block * 64 + lane * 8]), there,
-                )  # fmt: skip
-
     @T.prim_func
     def sparse_prefill_wide(
         q: T.StridedTensor((rows, heads, WIDTH), (q_stride, WIDTH, 1), "bfloat16"),
@@ -87,34 +75,31 @@ def sparse_prefill_wide(*, heads: int, halves: bool = True) -> Any:
         scale: T.float32,
         blocks: T.int32,
     ):
-        with T.Kernel(blocks, threads=384, prelude=WIDE) as block:
+        with T.Kernel(blocks, T.ceildiv(heads, TILE), threads=384, prelude=WIDE) as (block, group):
             w = workspace(table="int32", rows=2, queries_from=WARPGROUP)
             located = T.alloc_barrier(WARPGROUP)
 
             tx = T.get_thread_binding()
             tiles = T.ceildiv(k, TILE)
-            units = rows * groups
-            turns = T.ceildiv(units - block, blocks)
+            head0 = group * TILE
+            turns = T.truncdiv(rows - block + blocks - 1, blocks)
             if tx < WARPGROUP:
                 T.set_max_nreg(CONSUMER_REGISTERS, 1)
                 for turn in T.serial(turns):
-                    unit = block + turn * blocks
-                    row, head0, table = unit // groups, unit % groups * TILE, (turn & 1) * COLUMNS
+                    row, table = block + turn * blocks, (turn & 1) * COLUMNS
                     T.barrier_wait(located, turn & 1)
-                    left(w, turn, 0, row, head0, w.places, table, tiles, q, scale, sink, has_sink, out, lse)
+                    left(w, turn, 0, row, head0, w.places, table, tiles, scale, sink, has_sink, out, lse)
             elif tx < 2 * WARPGROUP:
                 T.set_max_nreg(CONSUMER_REGISTERS, 1)
                 for turn in T.serial(turns):
-                    unit = block + turn * blocks
-                    row, head0, table = unit // groups, unit % groups * TILE, (turn & 1) * COLUMNS
+                    row, table = block + turn * blocks, (turn & 1) * COLUMNS
                     T.barrier_wait(located, turn & 1)
-                    right(w, turn, 0, row, head0, w.places, table, tiles, q, scale, sink, has_sink, out, lse)
+                    right(w, turn, 0, row, head0, w.places, table, tiles, scale, sink, has_sink, out, lse)
             else:
                 T.set_max_nreg(PRODUCER_REGISTERS, 0)
                 lane, row_of_16 = tx % 8, (tx - 2 * WARPGROUP) // 8
                 for turn in T.serial(turns):
-                    unit = block + turn * blocks
-                    row, head0, table = unit // groups, unit % groups * TILE, (turn & 1) * COLUMNS
+                    row, table = block + turn * blocks, (turn & 1) * COLUMNS
                     # overwrites the table of the row before the last one, whose tiles are all released
                     locate(
                         tx - 2 * WARPGROUP, row, tiles, w.places, table, indices, k, keys_count, lengths, has_lengths
@@ -124,7 +109,8 @@ def sparse_prefill_wide(*, heads: int, halves: bool = True) -> Any:
                     # waited for it, and a barrier tells even from odd and nothing else
                     T.barrier_wait(w.q_free, (turn + 1) & 1)
                     T.barrier_arrive(located)
-                    bring_queries(q, row, head0, lane, row_of_16, w.ql, w.qr)
+                    bring_half(q, row, head0, tx - 2 * WARPGROUP, 0, w.ql)
+                    bring_half(q, row, head0, tx - 2 * WARPGROUP, 1, w.qr)
                     T.cp_async_barrier_noinc(w.q_ready)
                     pairs = T.ceildiv(tiles, 2)
                     for j in T.serial(pairs):
