@@ -12,7 +12,7 @@ from deepinfer_cuda.routing import Dispatched, Routing, tiles_of
 from deepinfer_cuda.tensors import PreparedWeight
 from deepinfer_cuda.tl.moe import packing
 from deepinfer_cuda.tl.moe.gate import segments
-from deepinfer_cuda.tl.moe.sort import slots
+from deepinfer_cuda.tl.moe.sort import slots, slots_of_few
 from deepinfer_cuda.weights import prepared
 
 MASK = 0x81C081C0
@@ -72,6 +72,13 @@ def test_tiles_of_segments_cover_each_row_once(loads, tile):
         found += [(expert, begin + i) for i in range(count)]
     expected = [expert for expert, load in enumerate(loads) for _ in range(load)]
     assert found == list(zip(expected, range(sum(loads)), strict=True))
+
+
+@pytest.mark.parametrize(("pairs", "experts", "tile", "most"), [(6, 384, 8, 6), (384, 384, 8, 384), (512, 8, 64, 16)])
+def test_slots_without_gaps_hold_any_spread(pairs, experts, tile, most):
+    assert slots_of_few(pairs, experts, tile) == most
+    alone = min(pairs, experts - 1)  # the worst spread: a row each, and all others together
+    assert alone + -(-(pairs - alone) // tile) <= most
 
 
 def test_routing_without_a_kernel_sorts_by_expert_then_token():

@@ -16,7 +16,7 @@ from deepinfer_cuda.tl.moe import packing
 from deepinfer_cuda.tl.moe.grouped import grouped_product
 
 NARROW = {"step": 128, "stages": 4, "groups": 1, "parts": 2}
-WIDE = {"step": 128, "stages": 3, "groups": 2, "parts": 2}
+WIDE = {"step": 128, "stages": 4, "groups": 2, "parts": 2}
 TILES = ((7.0, 8), (14.0, 16), (30.0, 32), (math.inf, 64))
 """Mean rows an expert up to which a tile has so many rows: where the time of a tile (8, 16, 32, 64 rows: 4.5, 5.7, 7.0,
 9.7 us of both products) times the tiles of Poisson loads cross. It changes the time, never the bits."""

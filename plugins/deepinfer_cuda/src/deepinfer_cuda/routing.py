@@ -15,7 +15,7 @@ from attrs import define, field
 from torch import Tensor
 
 from deepinfer_cuda.tensors import QuantTensor
-from deepinfer_cuda.tl.moe.sort import slots, sort_pairs
+from deepinfer_cuda.tl.moe.sort import FEW, slots, slots_of_few, sort_few_pairs, sort_pairs
 
 NO_EXPERT = 1 << 31
 """Expert of the rows of masked choices, for the plain op."""
@@ -75,10 +75,11 @@ class Routing:
         pairs, device = self.rows, self.idx.device
         order = torch.empty(2, pairs, dtype=torch.int32, device=device)
         weight = torch.empty(pairs, dtype=torch.float32, device=device)
-        count = slots(pairs, experts, tile)
+        few = pairs <= FEW
+        count = (slots_of_few if few else slots)(pairs, experts, tile)
         found = torch.empty(3 * count + experts, dtype=torch.int32, device=device)
         expert, begin, rows, ends = found.split((count, count, count, experts))
-        launch = sort_pairs(experts=experts, tile=tile)
+        launch = (sort_few_pairs if few else sort_pairs)(experts=experts, tile=tile)
         launch(self.idx.view(-1), self.weight.view(-1), order[0], order[1], weight, ends, expert, begin, rows)
         self._sorted = (order[0], order[1], weight)
         return Tiles(expert, begin, rows)

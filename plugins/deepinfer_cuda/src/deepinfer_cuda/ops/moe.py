@@ -13,7 +13,7 @@ from deepinfer_cuda.ops.quant import cast_per_token
 from deepinfer_cuda.plain import plain_op
 from deepinfer_cuda.routing import Dispatched, Handle, Routing
 from deepinfer_cuda.tensors import PreparedWeight, QuantTensor
-from deepinfer_cuda.tl.moe.gate import gate_choose, gate_logits, segments
+from deepinfer_cuda.tl.moe.gate import gate_choose, gate_logits, halves, segments
 from deepinfer_cuda.tl.moe.rows import combine_rows, gather_rows
 from deepinfer_cuda.tl.moe.swiglu import swiglu_rows
 from deepinfer_cuda.unproven import EXPERT_ROWS, serves
@@ -22,6 +22,8 @@ CAST = ("e4m3", 32, "ue8m0")
 MAX_EXPERTS, MAX_CHOICES = 1024, 16
 FEW_TOKENS = 512
 """Tokens up to which the segments of the gate's inner dimension have blocks of their own."""
+GATE_TILES = ((16, 16), (FEW_TOKENS, 64), (2048, 96), (math.inf, 192))
+"""Tokens of a call up to which a block of the gate's product has so many."""
 
 
 def gate(
@@ -58,14 +60,15 @@ def gate(
     if not tokens:
         return ids, weights
     split = tokens <= FEW_TOKENS
-    parts = segments(w.inputs) if split else 1
+    runs = halves(w.inputs)
+    parts = segments(w.inputs) if split else runs
     logits = torch.empty(parts, tokens, experts, dtype=torch.float32, device=device)
-    tile = (16 if tokens <= 16 else 64) if split else 96
+    tile = next(tile for most, tile in GATE_TILES if tokens <= most)
     launch = gate_logits(width=w.inputs, experts=experts, split=split, tokens_tile=tile)
     launch(_rows(x), w.stored, logits)
     image, masked = image_rows is not None, mask is not None
     unused = None if image and masked else torch.empty(tokens, dtype=torch.bool, device=device)
-    choose = gate_choose(experts=experts, choices=k, parts=parts, image=image, masked=masked)
+    choose = gate_choose(experts=experts, choices=k, parts=parts, runs=runs, image=image, masked=masked)
     choose(
         logits, bias, bias if bias_image is None else bias_image, image_rows if image else unused,
         mask if masked else unused, temperature, scale, ids, weights,

@@ -1,8 +1,8 @@
 """The gate: router logits in fp32, then the best ``k`` experts of score + bias and their weights.
 
-The inner dimension is cut into a fixed number of segments whatever the number of tokens. With few tokens each segment
-has blocks of its own, with many a block adds its segments one after the other; the sums are the same, so the bits of a
-token do not depend on its batch.
+The inner dimension is cut into a fixed number of segments whatever the number of tokens, and these into halves. With
+few tokens each segment has blocks of its own, with many a block adds the segments of a half one after the other; the
+sums are the same, so the bits of a token do not depend on its batch.
 """
 
 from typing import Any
@@ -23,22 +23,28 @@ def segments(width: int) -> int:
     return next(n for n in range(min(MAX_SEGMENTS, steps), 0, -1) if steps % n == 0)
 
 
+def halves(width: int) -> int:
+    """Into how many runs of segments: 2, or 1 where their number is odd."""
+    return 2 - segments(width) % 2
+
+
 @kernel(
     cases=[
         {"width": 5120, "experts": 384, "split": True, "tokens_tile": 16},
         {"width": 5120, "experts": 384, "split": True, "tokens_tile": 64},
         {"width": 5120, "experts": 384, "split": False, "tokens_tile": 96},
+        {"width": 5120, "experts": 384, "split": False, "tokens_tile": 192},
         {"width": 256, "experts": 8, "split": True, "tokens_tile": 16},
         {"width": 256, "experts": 8, "split": True, "tokens_tile": 64},
     ]
 )
 def gate_logits(*, width: int, experts: int, split: bool, tokens_tile: int) -> Any:
-    """``out[s, t, e]``: segment s of ``x[t] . w[e]`` (``split``), or ``out[0, t, e]``, the sum of all segments."""
+    """``out[s, t, e]``: segment s of ``x[t] . w[e]`` (``split``), or half s, the sum of its segments."""
     parts = segments(width)
     steps = -(-width // STEP) // parts
     tokens = T.dynamic("tokens")
-    outputs = parts if split else 1
-    own = 1 if split else parts
+    outputs = parts if split else halves(width)
+    own = parts // outputs
     block = 64 if split else 128
 
     @T.prim_func
@@ -59,7 +65,7 @@ def gate_logits(*, width: int, experts: int, split: bool, tokens_tile: int) -> A
             T.clear(total)
             T.clear(part)
             for k in T.Pipelined(own * steps, num_stages=4):
-                at = (bs * steps + k) * STEP
+                at = (bs * own * steps + k) * STEP
                 T.copy(w[be * block : (be + 1) * block, at : at + STEP], ws)
                 T.copy(x[bt * tokens_tile : (bt + 1) * tokens_tile, at : at + STEP], xs)
                 T.gemm(ws, xs, part, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
@@ -76,15 +82,15 @@ def gate_logits(*, width: int, experts: int, split: bool, tokens_tile: int) -> A
 
 @kernel(
     cases=[
-        {"experts": 384, "choices": 6, "parts": 16, "image": False, "masked": False},
-        {"experts": 384, "choices": 6, "parts": 1, "image": False, "masked": False},
-        {"experts": 384, "choices": 6, "parts": 16, "image": False, "masked": True},
-        {"experts": 8, "choices": 2, "parts": 4, "image": False, "masked": False},
-        {"experts": 8, "choices": 2, "parts": 4, "image": False, "masked": True},
+        {"experts": 384, "choices": 6, "parts": 16, "runs": 2, "image": False, "masked": False},
+        {"experts": 384, "choices": 6, "parts": 2, "runs": 2, "image": False, "masked": False},
+        {"experts": 384, "choices": 6, "parts": 16, "runs": 2, "image": False, "masked": True},
+        {"experts": 8, "choices": 2, "parts": 4, "runs": 2, "image": False, "masked": False},
+        {"experts": 8, "choices": 2, "parts": 4, "runs": 2, "image": False, "masked": True},
     ]
 )
-def gate_choose(*, experts: int, choices: int, parts: int, image: bool, masked: bool) -> Any:
-    """Sum the segments, score, choose and weigh; a warp a token, an expert id every 32 in a lane.
+def gate_choose(*, experts: int, choices: int, parts: int, runs: int, image: bool, masked: bool) -> Any:
+    """Sum ``runs`` runs of segments, score, choose and weigh; a warp a token, an expert id every 32 in a lane.
 
     A key orders scores as unsigned words; of equal keys the lower id wins, also across lanes.
     """
@@ -123,8 +129,11 @@ def gate_choose(*, experts: int, choices: int, parts: int, image: bool, masked: 
                     score[i] = 0.0
                     if expert < experts:
                         z = T.alloc_var("float32", init=0.0)
-                        for s in T.unroll(parts):
-                            z += logits[s, token, expert]
+                        for r in T.unroll(runs):
+                            half = T.alloc_var("float32", init=0.0)
+                            for s in T.unroll(parts // runs):
+                                half += logits[r * (parts // runs) + s, token, expert]
+                            z += half
                         score[i] = T.call_pure_extern("float32", "di_sqrt_softplus", z, temperature)
                         offset = T.alloc_var("float32", init=0.0)
                         offset = bias[expert]

@@ -5,8 +5,12 @@ gives the rank of each of its pairs. Nothing depends on the order in which block
 
 Tiles lie in slots. Expert e with rows ``[begin, end)`` owns slots ``[e + begin // tile, e + 1 + end // tile)``:
 enough for its tiles, and next to those of its neighbours. A slot that is not needed has 0 rows.
+
+Few pairs are sorted by one block. It knows how many tiles the experts before have, so its slots have no gaps: with one
+token that is 6 instead of 384, and a slot that is not needed still costs a block of each product.
 """
 
+from importlib.resources import files
 from typing import Any
 
 import tilelang.language as T
@@ -14,11 +18,18 @@ import tilelang.language as T
 from deepinfer_cuda.jit import kernel
 
 WARPS = 8
+FEW = 512
+"""Pairs that one block sorts."""
 
 
 def slots(pairs: int, experts: int, tile: int) -> int:
     """Slots for tiles of ``tile`` rows, however the pairs are spread."""
     return experts + pairs // tile
+
+
+def slots_of_few(pairs: int, experts: int, tile: int) -> int:
+    """The same where they have no gaps: no tile is without a pair."""
+    return min(pairs, slots(pairs, experts, tile))
 
 
 @kernel(
@@ -105,3 +116,35 @@ def sort_pairs(*, experts: int, tile: int) -> Any:
                         sorted_weights[surplus] = 0.0
 
     return sort_pairs
+
+
+@kernel(cases=[{"experts": e, "tile": t} for e, t in ((384, 8), (8, 8), (8, 16), (8, 32))])
+def sort_few_pairs(*, experts: int, tile: int) -> Any:
+    """As :func:`sort_pairs` for at most ``FEW`` pairs, without gaps between the slots."""
+    pairs, count = T.dynamic("pairs"), T.dynamic("slots")
+
+    @T.prim_func
+    def sort_few_pairs(
+        ids: T.Tensor((pairs,), "int64"),
+        weights: T.Tensor((pairs,), "float32"),
+        row_of: T.Tensor((pairs,), "int32"),
+        pair_of: T.Tensor((pairs,), "int32"),
+        sorted_weights: T.Tensor((pairs,), "float32"),
+        ends: T.Tensor((experts,), "int32"),
+        tile_expert: T.Tensor((count,), "int32"),
+        tile_begin: T.Tensor((count,), "int32"),
+        tile_rows: T.Tensor((count,), "int32"),
+    ):
+        with T.Kernel(1, threads=FEW, prelude=_FEW) as _:
+            shared = T.alloc_shared(((FEW // 32 + 1) * experts + FEW // 32,), "int32")
+            T.call_extern(
+                "handle", f"di_sort_few<{experts}, {tile}, {FEW}>", T.address_of(ids[0]), T.address_of(weights[0]),
+                T.address_of(row_of[0]), T.address_of(pair_of[0]), T.address_of(sorted_weights[0]),
+                T.address_of(ends[0]), T.address_of(tile_expert[0]), T.address_of(tile_begin[0]),
+                T.address_of(tile_rows[0]), pairs, count, T.address_of(shared[0]),
+            )  # fmt: skip
+
+    return sort_few_pairs
+
+
+_FEW = files(__package__).joinpath("few.cuh").read_text(encoding="utf-8")
