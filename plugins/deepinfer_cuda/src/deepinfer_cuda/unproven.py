@@ -12,15 +12,9 @@ from contextlib import contextmanager
 EXPERT_ROWS = "moe.experts: sort and gather"
 """The kernels that bring rows to their experts; the products themselves serve."""
 OPS: set[str] = {
-    "attn.sparse_decode",
-    "attn.sparse_prefill",
     "meta.correct_lengths",
     "meta.feed_tokens",
     "meta.verify_lengths",
-    "moe.combine",
-    "moe.gate",
-    "moe.swiglu",
-    EXPERT_ROWS,
 }
 """What the plain ops still do, by op."""
 
