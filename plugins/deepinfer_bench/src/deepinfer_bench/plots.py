@@ -76,29 +76,36 @@ def _pareto(axes: Any, points: Sequence[Mapping[str, Any]]) -> bool:
     axes.set_xlabel("tokens/s of one request")
     axes.set_ylabel("tokens/s of all")
     axes.set_title("Batch sizes stand at the points")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
     if lines:
         axes.legend()
     return bool(lines)
 
 
 def _phases(axes: Any, points: Sequence[Mapping[str, Any]]) -> bool:
-    """Where the host's time of a step goes, a bar for each point and segment."""
+    """Where the host's time of a step goes, in percent: a bar for each point and segment, its milliseconds above."""
+    import matplotlib as mpl
+
     bars = [
         (f"{point['name']}\n{segment}", found["phase_us"])
         for point in points
         for segment in ("prefill", "decode")
         if (found := point.get(segment)) and found["kept"]
     ]
+    wholes = [sum(split.values()) for _, split in bars]
     bottoms = [0.0] * len(bars)
-    for phase in (*PHASES, "other"):
-        heights = [split[phase] * 1e-3 for _, split in bars]
+    for place, phase in enumerate((*PHASES, "other")):
+        heights = [100 * split[phase] / whole for (_, split), whole in zip(bars, wholes, strict=True)]
         if any(heights):
-            axes.bar(range(len(bars)), heights, bottom=bottoms, label=phase)
+            axes.bar(range(len(bars)), heights, bottom=bottoms, label=phase, color=mpl.colormaps["tab20"](place))
             bottoms = [a + b for a, b in zip(bottoms, heights, strict=True)]
+    for place, whole in enumerate(wholes):
+        axes.text(place, 101, f"{whole * 1e-3:.3g} ms", ha="center", fontsize=7)
     axes.set_xticks(range(len(bars)), [name for name, _ in bars], rotation=45, ha="right")
-    axes.set_ylabel("ms of a step")
+    axes.set_ylabel("% of a step")
     if bars:
-        axes.legend(fontsize=7, ncols=2)
+        axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     return bool(bars)
 
 
