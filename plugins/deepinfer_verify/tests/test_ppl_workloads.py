@@ -34,7 +34,8 @@ def test_shipped_workloads_read_and_the_long_one_fills_the_small_checkpoint():
     assert all(workload.draft_tokens == 4 for workload in found.values())
     assert found["long"].settings["numeric_mode"] == "exact"
     assert found["released"].settings == {
-        "deterministic": "batch",
+        "deterministic": "run",
+        "verify": "coupled",
         "draft_tokens": 4,
         "numeric_mode": "released",
         "cache_formats": True,

@@ -2,8 +2,8 @@
 
 A prompt is prefilled, then its continuation is forced: each decode step computes the row of a token, and one row for
 each draft. A draft that is the forced token is accepted, and the row behind it counts too; all others are taken back.
-So blocks of drafts, their rollback and the caches are in every result, and under ``deterministic batch`` none of it may
-change a bit. The first new token belongs to the prefill's last row and is not counted.
+So blocks of drafts, their rollback and the caches are in every result. The same prompts in a fresh engine give the same
+bits (``deterministic run``). The first new token belongs to the prefill's last row and is not counted.
 """
 
 from __future__ import annotations
