@@ -62,11 +62,13 @@ def test_small_checkpoint_is_cut_down_as_well(folder):
     assert (config.num_hidden_layers, config.num_nextn_predict_layers, config.hidden_size) == (6, 2, 256)
 
 
-def test_folder_with_a_model_is_left_alone(folder, capsys):
-    before = (folder / "config.json").read_bytes()
-    assert cli.main(["released", str(folder)]) == 2
-    assert "holds a config.json" in capsys.readouterr().err
-    assert (folder / "config.json").read_bytes() == before
+def test_folder_that_holds_something_is_left_alone(tmp_path, capsys):
+    (tmp_path / "tokenizer.json").write_text("mine")
+    assert cli.main(["released", str(tmp_path)]) == 2
+    assert f"E_USAGE: {tmp_path} holds tokenizer.json" in capsys.readouterr().err
+    assert [entry.read_text() for entry in tmp_path.iterdir()] == ["mine"]
+    assert cli.main(["released", ""]) == 2
+    assert "E_USAGE: the folder has no name" in capsys.readouterr().err
 
 
 def test_folder_that_cannot_be_written_is_an_output_error(tmp_path, capsys):

@@ -22,14 +22,15 @@ def released(state: CommandState, folder: str) -> int:
     """Write the configuration of the released V4.1 model into DIR, and a tokenizer with a word for each id.
 
     For measurements with --load-format dummy: no weights are written, and what the model says with random ones means
-    nothing. Exit status: 0 ok, 2 DIR holds a model, 74 it cannot be written.
+    nothing. Exit status: 0 ok, 2 DIR holds something, 74 it cannot be written.
     """
+    if not folder:
+        raise CommandUsageError("the folder has no name", remedy="give a new folder")
     path = Path(folder)
-    if (path / "config.json").exists():
-        raise CommandUsageError(
-            f"{folder} holds a config.json", reason="another model is not written over", remedy="give a new folder"
-        )
     try:
+        for entry in path.iterdir() if path.is_dir() else ():
+            reason = "what is there is not written over"
+            raise CommandUsageError(f"{folder} holds {entry.name}", reason=reason, remedy="give a new folder")
         write_model(path, RELEASED)
     except OSError as err:
         raise unwritable(folder, err) from err
