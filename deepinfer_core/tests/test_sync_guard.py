@@ -21,17 +21,19 @@ needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reas
 
 
 @needs_torch
-@pytest.mark.parametrize("overlap", [True, False])
-def test_shipped_model_and_sampler_never_wait_for_the_device(overlap: bool) -> None:
+@pytest.mark.parametrize(("overlap", "mode"), [(True, "off"), (False, "off"), (True, "compact")])
+def test_shipped_model_and_sampler_never_wait_for_the_device(overlap: bool, mode: str) -> None:
     draw = random.Random(3)
-    prompts = [[0, *(draw.randrange(3, 400) for _ in range(draw.randrange(1, 40)))] for _ in range(4)]
+    prompts = [[0, *(draw.randrange(3, 400) for _ in range(draw.randrange(1, 40)))] for _ in range(3)]
+    prompts.append([0, *(draw.randrange(3, 400) for _ in range(70))])
     params = [
         SamplingParams(temperature=0.7 * (i % 2), max_tokens=5, min_tokens=i, top_p=0.9 if i > 1 else 1, seed=i)
         for i in range(4)
     ]
     results = []
     for guard in (True, False):
-        with LLM(backend="cpu", max_num_seqs=4, max_chunk=16, sync_guard=guard, overlap=overlap) as llm:
+        settings: dict[str, Any] = {"replay_mode": mode, "max_chunk": 16, "sync_guard": guard, "overlap": overlap}
+        with LLM(backend="cpu", max_num_seqs=4, **settings) as llm:
             outputs = llm.generate(prompts, params)
             assert [output.error for output in outputs] == [None] * 4
             results.append(ids(outputs))

@@ -379,3 +379,14 @@ def test_draft_targets_all_before_the_boundary_are_accepted() -> None:
 def test_tiny_config_is_sound_with_and_without_vision() -> None:
     assert V41Config.from_dict(tiny_config()).vision is None
     assert V41Config.from_dict(tiny_config(vision=True)).vision is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers"),
+    [
+        ({}, 20),
+        ({"kv_source_layer_ids": [2, 8, 14, 20, 30], "index_source_layer_ids": [2, 8, 14, 20, 24, 28, 30, 32, 36]}, 0),
+    ],
+)
+def test_encoder_half_ends_where_no_layer_behind_it_owns_global_keys(changes: dict[str, Any], layers: int) -> None:
+    assert V41Config.from_dict(released(**changes)).n_encoder_layers == layers

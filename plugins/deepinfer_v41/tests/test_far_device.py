@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "deepinfer_cpu" / "tests"))
 
 from far_device import FAR, launching
 
-from deepinfer_contracts import InputMetadataV41
+from deepinfer_contracts import InputMetadataV41, ReplayMode
 from deepinfer_cpu.backend import CpuBackend
 from deepinfer_native.reference_pack import pack_decode
 
@@ -46,6 +46,18 @@ def test_steps_only_launch_and_give_what_the_host_gives(variant: Variant) -> Non
     ids, driver = PROMPTS["len33"], far_driver(variant)
     got = driver.all_logits(ids, chunk=17, split=26, q=3)
     torch.testing.assert_close(got, shipped(variant).all_logits(ids, chunk=17, split=26, q=3), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", [ReplayMode.MASK, ReplayMode.COMPACT])
+def test_bounded_replay_only_launches_and_gives_what_the_host_gives(mode: ReplayMode) -> None:
+    ids, got = PROMPTS["len33"] * 3, []
+    for driver in (far_driver("kvq"), make_driver(SHIPPED, "kvq")):
+        driver.replay_inputs = mode
+        sequence = driver.open(ids)
+        sequence.replay_mode, sequence.keep_from = mode, len(ids) - 44
+        rows = driver.prefill(sequence, len(ids) - 1, 30)[-1][-1:]
+        got.append(driver.model.logits(torch.cat([rows, *driver.decode(sequence, len(ids))])).cpu())
+    torch.testing.assert_close(got[0], got[1], rtol=1e-4, atol=1e-4)
 
 
 def test_drafts_only_launch_and_are_those_of_the_host() -> None:
