@@ -158,7 +158,7 @@ def run(args: Any, tell: Callable[[str], None] = print) -> dict[str, Any]:
     """All rows of the options of ``benchmarks/decode.py --cut-down``."""
     with kernels_in_use(args.backend, every=args.all_kernels) as idle:
         tell(f"kernels that do not serve: {', '.join(idle) or 'none'}")
-        return _run(args, tell) | {"not_in_use": idle}
+        return _run(args, tell) | {"not_in_use": idle, "every_kernel": args.all_kernels}
 
 
 def _run(args: Any, tell: Callable[[str], None]) -> dict[str, Any]:

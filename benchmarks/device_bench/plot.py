@@ -1,14 +1,7 @@
-"""Figures of a device as a picture; needs matplotlib, which nothing else here does.
-
-    python -m device_bench.plot DECODE.json LAYER.json KERNELS.json TARGET.svg     (in the folder benchmarks)
-
-The files are those of ``decode.py --cut-down --json``, ``layer.py --json`` and ``kernels.py --area dense --json``.
-"""  # fmt: skip
+"""Figures of a device as a picture; needs matplotlib, which nothing else here does. ``page`` calls it."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +12,14 @@ class NoMatplotlib(RuntimeError):
     """matplotlib is not installed."""
 
 
-def draw(decode: Path, layer: Path, kernels: Path, target: Path) -> None:
-    """Steps of the cut-down model, layers against their floors, dense products. Raises NoMatplotlib."""
+Result = dict[str, Any]
+
+
+def draw(decode: Result | None, layer: Result | None, kernels: Result | None, target: Path) -> None:
+    """Steps of the cut-down model, layers against their floors, dense products: those that were measured.
+
+    Raises NoMatplotlib.
+    """
     try:
         import matplotlib as mpl
     except ModuleNotFoundError as error:
@@ -29,18 +28,15 @@ def draw(decode: Path, layer: Path, kernels: Path, target: Path) -> None:
     mpl.rcParams.update({"svg.hashsalt": "deepinfer", "svg.fonttype": "none", "font.size": 9, "axes.axisbelow": True})
     from matplotlib import pyplot
 
-    read = [json.loads(path.read_text(encoding="utf-8")) for path in (decode, layer, kernels)]
-    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(15, 4.6), layout="constrained")
-    steps(left, read[0])
-    layers(middle, read[1])
-    products(right, read[2])
-    where = read[0]["machine"]
-    figure.suptitle(f"{where['device']}, torch {where['torch']}, CUDA {where['cuda']}, {where['date']}", fontsize=10)
+    parts = [(part, found) for part, found in ((steps, decode), (layers, layer), (products, kernels)) if found]
+    figure, axes = pyplot.subplots(1, len(parts), figsize=(5 * len(parts), 4.6), layout="constrained", squeeze=False)
+    for place, (part, found) in zip(axes[0], parts, strict=True):
+        part(place, found)
     figure.savefig(target, format="svg", metadata={"Date": None})
     pyplot.close(figure)
 
 
-def steps(axes: Any, result: dict[str, Any]) -> None:
+def steps(axes: Any, result: Result) -> None:
     """Share of a step in which the device does nothing."""
     ways = sorted({(row["graphs"], row["overlap"]) for row in result["rows"]}, reverse=True)
     batches = sorted({row["batch"] for row in result["rows"]})
@@ -61,7 +57,7 @@ def steps(axes: Any, result: dict[str, Any]) -> None:
     axes.legend(fontsize=7)
 
 
-def layers(axes: Any, result: dict[str, Any]) -> None:
+def layers(axes: Any, result: Result) -> None:
     """A layer of each kind against the sum of the floors of its ops."""
     kinds = list(dict.fromkeys(row["kind"] for row in result["rows"]))
     sizes = list(dict.fromkeys((row["phase"], row["rows"]) for row in result["rows"]))
@@ -82,7 +78,7 @@ def layers(axes: Any, result: dict[str, Any]) -> None:
     axes.legend(fontsize=7)
 
 
-def products(axes: Any, result: dict[str, Any]) -> None:
+def products(axes: Any, result: Result) -> None:
     """Dense products: share of the floor by the number of rows."""
     ceilings = result["ceilings"]
     names: dict[str, list[tuple[int, float]]] = {}
@@ -103,7 +99,3 @@ def products(axes: Any, result: dict[str, Any]) -> None:
 
 def _on(flag: bool) -> str:
     return "on" if flag else "off"
-
-
-if __name__ == "__main__":
-    draw(*map(Path, sys.argv[1:5]))
