@@ -24,6 +24,7 @@ PLUGINS = (
     "./plugins/deepinfer_bench",
     "./plugins/deepinfer_verify",
     "./plugins/deepinfer_eval",
+    "./plugins/deepinfer_metrics",
 )
 # Apart: TileLang is 180 MB on disk, and the first command of README.md has no use for it.
 CUDA = "./plugins/deepinfer_cuda"
@@ -46,7 +47,7 @@ TEST_TOOLS = (
 )
 KIT_TOOLS = ("pytest>=8.3", "pytest-xdist>=3.6", "jinja2>=3.1", "jsonschema>=4.20")
 LINT_TOOLS = ("ruff==0.17.6",)
-TYPE_TOOLS = ("mypy==2.4.1", "pytest>=8.3", "pytest-timeout>=2.3", "jinja2>=3.1")
+TYPE_TOOLS = ("mypy==2.4.1", "pytest>=8.3", "pytest-timeout>=2.3", "jinja2>=3.1", "prometheus-client>=0.20,<1")
 SITE_TOOLS = ("sphinx>=9.0,<10", "myst-parser>=5.2,<6", "furo>=2025.12")
 # Two OpenMP threads on busy cores are a hundred times slower than one; tests run side by side instead.
 TEST_ENV = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "random"}
@@ -149,10 +150,9 @@ def types(session: nox.Session) -> None:
     session.run("mypy", "--explicit-package-bases", *torchless, env={"MYPYPATH": samplers})
     verify = "plugins/deepinfer_verify/src"
     session.run("mypy", "--explicit-package-bases", f"{verify}/deepinfer_verify", env={"MYPYPATH": verify})
-    evals = "plugins/deepinfer_eval/src"
-    session.run("mypy", "--explicit-package-bases", f"{evals}/deepinfer_eval", env={"MYPYPATH": evals})
-    bench = "plugins/deepinfer_bench/src"
-    session.run("mypy", "--explicit-package-bases", f"{bench}/deepinfer_bench", env={"MYPYPATH": bench})
+    for name in ("eval", "bench", "metrics"):
+        source = f"plugins/deepinfer_{name}/src"
+        session.run("mypy", "--explicit-package-bases", f"{source}/deepinfer_{name}", env={"MYPYPATH": source})
     session.run("python", "-m", "pytest", "-q", "tests/new_plugin/test_new_plugins_style.py")
 
 
@@ -212,6 +212,7 @@ UNITS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "bench": ((*TORCHLESS, *PLUGINS), ()),
     "verify": ((*TORCHLESS, *PLUGINS), ()),
     "eval": ((*TORCHLESS, *PLUGINS), ()),
+    "metrics": ((*TORCHLESS, *PLUGINS), ()),
     "cuda": ((*TORCHLESS, *PLUGINS, CUDA), ()),
     "ascend": ((*TORCHLESS, *PLUGINS, ASCEND), ()),
 }

@@ -285,6 +285,7 @@ class ToyParts:
     owners: Mapping[str, str] = field(factory=lambda: dict(TOY_OWNERS))
     grammar: Any = None
     """Makes the grammar engine: gets the tokenizer and the width of the logits. None: none is installed."""
+    observers: Sequence[Any] = ()
 
     def make_sampler(self, name: str, params: Mapping[str, Any], vocab_size: int) -> Any:
         return self.sampler

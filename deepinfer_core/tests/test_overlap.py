@@ -120,8 +120,8 @@ def test_watch_finds_a_unit_that_is_given_away_too_early() -> None:
         engine.core = Early()
         with pytest.raises(EngineError, match="the step loop failed"):
             llm.generate(prompts_of(30, 7), SamplingParams(temperature=0, max_tokens=40))
-        assert engine._broken is not None
-        assert "changed its owner" in str(engine._broken)
+        assert engine.broken is not None
+        assert "changed its owner" in str(engine.broken)
         engine.core = core
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from types import FunctionType
 from typing import Any
 
@@ -42,7 +43,7 @@ def interfaces_page() -> str:
 
 
 def _protocol(name: str, owner: type) -> list[str]:
-    node = docstrings.class_node(interfaces, name)
+    node = docstrings.class_node(sys.modules[owner.__module__], name)
     said = docstrings.read_docstring(owner, name)
     lines = [prose(said.summary)]
     bases = [base.__name__ for base in owner.__bases__ if base.__name__ in interfaces.__all__]

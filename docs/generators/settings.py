@@ -18,7 +18,7 @@ def settings_page() -> str:
         "A setting is given by a flag (or an argument of `LLM`), in a TOML file (`--config FILE`), or in the",
         "environment; the first of these that has it wins, and the default comes last. An unknown key in the file is",
         "an error; an unknown `DEEPINFER_` variable gives a warning with the nearest name. Keys with a dot stand in",
-        "the table `[plugins]` of the file. "
+        "the tables `[plugins]` and `[observe]` of the file. "
         + ", ".join(f"`{key}`" for key in flagless)
         + " and `plugins.allow` have no flag.",
         "",

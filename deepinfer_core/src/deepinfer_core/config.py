@@ -15,6 +15,7 @@ import attrs
 from attrs import frozen
 
 from deepinfer_core.errors import ConfigError, NotSupported
+from deepinfer_core.observation.settings import ObserveSettings
 from deepinfer_core.settings import Setting, did_you_mean, nearest, read_value, setting, source_text
 
 if TYPE_CHECKING:  # --help needs the settings, and no record
@@ -209,6 +210,7 @@ class EngineConfig:
     cp: int = setting(1, "Context parallel size; this release runs 1.", kind="integer", minimum=1, maximum=4096)
     ep: int = setting(1, "Expert parallel size; this release runs 1.", kind="integer", minimum=1, maximum=4096)
     plugins: PluginSettings = PluginSettings()
+    observe: ObserveSettings = ObserveSettings()  # noqa: RUF009
     strict_plugins: bool = setting(False, "A plugin that fails stops the command at once.", kind="boolean")
     trace_hooks: bool = setting(False, "Print each hook call on stderr.", kind="boolean")
     debug: bool = setting(False, "Print tracebacks.", kind="boolean")
@@ -291,13 +293,14 @@ class EngineConfig:
             )
 
 
+_TABLES: Mapping[str, type] = {"plugins": PluginSettings, "observe": ObserveSettings}
 _SETTINGS: dict[str, Setting] = {}
 
 
 def settings_by_key() -> Mapping[str, Setting]:
-    """Every setting, in order of declaration; keys of ``[plugins]`` are dotted."""
+    """Every setting, in order of declaration; keys of tables are dotted."""
     if not _SETTINGS:
-        for owner, prefix in ((EngineConfig, ""), (PluginSettings, "plugins.")):
+        for owner, prefix in ((EngineConfig, ""), *((owner, f"{table}.") for table, owner in _TABLES.items())):
             for declared in attrs.fields(owner):
                 if "setting" in declared.metadata:
                     _SETTINGS[prefix + declared.name] = declared.metadata["setting"]
@@ -412,7 +415,9 @@ def _of_requests(keys: Iterable[str]) -> str:
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys gathered into :class:`PluginSettings`."""
-    plugin_values = {key.partition(".")[2]: value for key, value in values.items() if key.startswith("plugins.")}
-    plain = {key: value for key, value in values.items() if "." not in key}
-    return {**plain, "plugins": PluginSettings(**plugin_values)}
+    """Dotted keys gathered into the records of their tables."""
+    nested = {key: value for key, value in values.items() if "." not in key}
+    for table, owner in _TABLES.items():
+        own = {key.partition(".")[2]: value for key, value in values.items() if key.startswith(f"{table}.")}
+        nested[table] = owner(**own)
+    return nested

@@ -27,7 +27,7 @@ from deepinfer_core.parameters.sampling_params import SamplingParams
 from deepinfer_core.pipeline import CurveFeedback, Machinery, PhaseTimes, StepFault, StepRecord
 from deepinfer_core.pipeline.collect import collect, nothing, refused, settle
 from deepinfer_core.pipeline.draft_report import DraftCounter, DraftReport
-from deepinfer_core.pipeline.faults import internal_fault
+from deepinfer_core.pipeline.faults import internal_fault, nothing_runs
 from deepinfer_core.pipeline.forward import forward
 from deepinfer_core.pipeline.meter import StepMeter, StepObserver
 from deepinfer_core.pipeline.record import launch, name_requests
@@ -36,7 +36,7 @@ from deepinfer_core.pipeline.schedule import schedule
 from deepinfer_core.requests.admission import Admission
 from deepinfer_core.requests.emission import Emitter
 from deepinfer_core.requests.named_requests import NamedRequests, explained
-from deepinfer_core.requests.request import Request, too_long
+from deepinfer_core.requests.request import Request, explain_too_long
 from deepinfer_core.requests.submission import check_params
 from deepinfer_core.step_choice import LocalChooser, StepChooser
 from deepinfer_core.structured.manager import WAIT_S, GrammarManager
@@ -80,21 +80,21 @@ class Engine:
         self._drafts = DraftCounter(core.config.num_draft)
         self._live: dict[int, Request] = {}
         self._grammars = grammars
-        self._emitter = Emitter(
+        self.emitter = Emitter(
             self._live,
             tokenizer,
             core.finish,
-            self._explain_too_long,
+            partial(explain_too_long, core.config),
             grammars.running.ended,
             with_drafts=core.config.num_draft > 0,
             with_sum_smaller=parts.with_sum_smaller,
         )
-        self._mask = partial(grammars.running.mask, fail=self._emitter.end_in_grammar)
-        self._admission = Admission(core, self._live, self._emitter.end, grammars)
+        self._mask = partial(grammars.running.mask, fail=self.emitter.end_in_grammar)
+        self._admission = Admission(core, self._live, self.emitter.end, grammars)
         self._named = NamedRequests(parts.parts_maker)
         self._lock = threading.RLock()
         self._empty_steps = 0
-        self._broken: DeepInferError | None = None
+        self.broken: DeepInferError | None = None
         self._closed = False
         self._last_stats = core.stats()
 
@@ -165,19 +165,20 @@ class Engine:
     @property
     def prefix_cache_report(self) -> PrefixCacheReport:
         """What the prefix cache did so far, also after the end; all zero without one."""
-        return PrefixCacheReport.of(self._stats())
+        return PrefixCacheReport.of(self.stats())
 
     @property
     def draft_report(self) -> DraftReport:
         """What speculation did so far, also after the end; all zero without drafts."""
-        return self._drafts.report(self._stats())
+        return self._drafts.report(self.stats())
 
     @property
     def graphs(self) -> DecodeGraphs | None:
         """Those that decode steps run in; None: there are none, or the engine is closed."""
         return None if self._parts is None else self._parts.decode
 
-    def _stats(self) -> Any:
+    def stats(self) -> Any:
+        """Counters of the core, those of its end where it has ended."""
         from deepinfer_native.errors import StaleHandleError
 
         with suppress(StaleHandleError):  # closed, maybe just now by another thread
@@ -235,18 +236,31 @@ class Engine:
         """Requests that were submitted and have not ended, those that wait for a prompt or a grammar included."""
         return len(self._live) + len(self._admission)
 
+    def in_flight(self) -> tuple[StepRecord, ...]:
+        """Steps that were launched and not committed, oldest first. From any thread."""
+        return tuple(self._open.copy())  # in one go, as far as other threads can tell
+
+    def between_steps(self, look: Callable[[Any], Any]) -> Any:
+        """``look(core)``; None where another thread runs a step just now, and for an engine that has ended."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return None if self._closed or self.broken is not None else look(self.core)
+        finally:
+            self._lock.release()
+
     def _require_usable(self) -> None:
         if self._closed:
             raise EngineError("the engine is closed", remedy="make a new LLM")
-        if self._broken is not None:
+        if self.broken is not None:
             raise EngineError(
-                "the engine stopped after a fault", reason=self._broken.what, remedy="make a new LLM"
-            ) from self._broken
+                "the engine stopped after a fault", reason=self.broken.what, remedy="make a new LLM"
+            ) from self.broken
 
     def _guarded(self, work: Callable[[Machinery], None]) -> None:
         """Do ``work``; what it raises is no plugin's fault, and the engine cannot go on after it."""
         parts = self._parts
-        if parts is None or self._broken is not None:
+        if parts is None or self.broken is not None:
             return
         try:
             work(parts)
@@ -269,7 +283,10 @@ class Engine:
         self._open.append(record)
         self._ring.append(record)
         if record.is_prefill:
-            record.scores_prompts = any(r.params.prompt_logprobs for r in map(self._live.get, record.uids) if r)
+            requests = [r for r in map(self._live.get, record.uids) if r]
+            record.scores_prompts = any(r.params.prompt_logprobs for r in requests)
+            for request in requests:
+                request.scheduled()
             if self._has_prefix_cache:
                 self._note_hits(record)
         record.named = self._named.of_step(record, self._live)
@@ -322,7 +339,7 @@ class Engine:
         self._grammars.running.committed(record, sampled.draft_ids)
         t1 = perf_counter_ns()
         self._admission.prompts_done(record.ended_prompts)
-        self._emitter.emit(events, {record.uids[row]: explained(record, row, why) for row, why in bad.items()})
+        self.emitter.emit(events, {record.uids[row]: explained(record, row, why) for row, why in bad.items()})
         self._admission.settle()
         t2 = perf_counter_ns()
         times.commit += t1 - t0
@@ -340,60 +357,44 @@ class Engine:
             if hit and request is not None and not request.token_ids:
                 request.cached_tokens, request.replayed_tokens = hit, replayed
 
-    def _explain_too_long(self, request: Request) -> DeepInferError:
-        config = self.core.config
-        return too_long(
-            request,
-            block_size=config.block_size,
-            usable_blocks=config.num_blocks - 1,
-            prompt_limit=config.max_model_len - 1,
-        )
-
     def _nothing_scheduled(self) -> None:
         before = len(self._live)
-        self._emitter.emit(self.core.poll_events())
+        self.emitter.emit(self.core.poll_events())
         self._admission.settle()
         if len(self._live) < before:
             self._empty_steps = 0
             return
         self._empty_steps += 1
         if self._empty_steps > MAX_EMPTY_STEPS:
-            stats = self.core.stats()
-            error = EngineError(
-                f"no step could be scheduled for {before} requests",
-                reason=f"scheduler state: {stats}",
-                remedy="this is a bug of the scheduler; report it with this text",
-                details={"requests": before, "stats": str(stats)},
-            )
             self._empty_steps = 0
-            self._drop(list(self._live.values()), "engine", error)
+            self._drop(list(self._live.values()), "engine", nothing_runs(before, self.core.stats()))
 
     def _abandon(self, parts: Machinery, record: StepRecord, error: DeepInferError | None) -> None:
         """Close the oldest open step without its results: its requests end with ``error``, or as aborted."""
         for uid in record.uids:
             if uid in self._live:
-                self._emitter.end(self._live[uid], "abort" if error is None else "engine", error=error)
+                self.emitter.end(self._live[uid], "abort" if error is None else "engine", error=error)
         settle(parts)
         self.core.abort(record.uids)
         events = self.core.commit(record.step_id, nothing(record, self.core.config.num_draft))
         self._open.popleft()
         self.core.step_done(record.step_id)
         self._chooser.settle(self.core)
-        self._emitter.emit(events)  # others may have ended in this step without running
+        self.emitter.emit(events)  # others may have ended in this step without running
         self._admission.settle()
 
     def _drop(self, requests: list[Request], reason: str, error: DeepInferError | None = None) -> None:
         """End ``requests`` here and in the core, between two steps."""
         for request in requests:
-            self._emitter.end(request, reason, error=error)
+            self.emitter.end(request, reason, error=error)
         self.core.abort([r.uid for r in requests])
-        self._emitter.emit(self.core.poll_events())
+        self.emitter.emit(self.core.poll_events())
         self._admission.settle()
 
     def _break(self, error: DeepInferError) -> None:
         """The core cannot go on: every request ends, and no new one is taken."""
-        self._broken = error
+        self.broken = error
         self._open.clear()
         self._admission.stop("engine", error)
         for request in list(self._live.values()):
-            self._emitter.end(request, "engine", error=error)
+            self.emitter.end(request, "engine", error=error)

@@ -14,7 +14,16 @@ import pluggy
 
 if TYPE_CHECKING:
     from deepinfer_core.config import EngineConfig
-    from deepinfer_core.interfaces import Backend, GrammarEngine, LogitsFilter, Model, RowSampler, Sampler, Scorer
+    from deepinfer_core.interfaces import (
+        Backend,
+        GrammarEngine,
+        LogitsFilter,
+        Model,
+        RowSampler,
+        Sampler,
+        Scorer,
+        StepObserver,
+    )
     from deepinfer_core.text.tokenizer import Tokenizer
     from deepinfer_core.types import (
         CacheSpec,
@@ -203,6 +212,23 @@ def deepinfer_scorer_create(name: str, params: Mapping[str, Any]) -> Scorer | No
     :returns: The scorer.
 
     Stops at the first result. Asked only of the plugin that owns ``name``. Since API 1.0.
+    """
+
+
+# --- observation ------------------------------------------------------------------------------------------------
+
+
+@hookspec
+def deepinfer_step_observer(config: EngineConfig) -> StepObserver | None:
+    """Make what sees the steps of an engine: metrics, health, logs, traces.
+
+    Called once for each engine, before a model is looked at: what cannot be had, such as a port that is taken, is told
+    before weights are read. What this raises stops the start.
+
+    :param config: All settings, frozen; those of table ``[observe]`` are for this.
+    :returns: The observer; None where these settings want nothing of it.
+
+    Asked only of extensions that the settings enable. Since API 1.0.
     """
 
 

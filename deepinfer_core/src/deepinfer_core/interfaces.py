@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from deepinfer_core.backend import build_backend, cpu_backend
+from deepinfer_core.observation.interfaces import EngineView, StepObserver
 from deepinfer_core.types import CacheSpec, Capabilities, Score, ScoreExample
 
 if TYPE_CHECKING:  # numpy comes with the records; a Protocol needs them for type checkers only
@@ -24,6 +25,7 @@ __all__ = [
     "DraftingModel",
     "DraftingSampler",
     "Draw",
+    "EngineView",
     "Grammar",
     "GrammarEngine",
     "LogitsFilter",
@@ -33,6 +35,7 @@ __all__ = [
     "RowSampler",
     "Sampler",
     "Scorer",
+    "StepObserver",
     "Tensor",
     "build_backend",
     "cpu_backend",

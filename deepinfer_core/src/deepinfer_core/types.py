@@ -320,3 +320,59 @@ class ScoreExample:
     """What the item expects."""
     correct: bool
     """How it is judged."""
+
+
+@frozen
+class EngineSnapshot:
+    """The state of an engine, for an observer."""
+
+    stats: Any
+    """Counters and pool levels: ``deepinfer_native.stats.CoreStats``."""
+    drafts: Any = None
+    """What speculation did: ``deepinfer_core.pipeline.draft_report.DraftReport``, all zero without it."""
+    fault: str = ""
+    """What is wrong with the memory of an engine that had nothing to do; empty: nothing was."""
+    audits: int = 0
+    """How often that was looked at."""
+
+
+@frozen
+class StepReport:
+    """A committed step, for observers."""
+
+    kind: str
+    """``prefill`` or ``decode``."""
+    num_reqs: int
+    """Requests in the step."""
+    num_tokens: int
+    """Rows of the step."""
+    seconds: float
+    """Its time: since it was scheduled, or since the commit before where that came later."""
+    phases: Mapping[str, float]
+    """Seconds of host time in each phase since the report before (two steps may overlap)."""
+
+
+@frozen
+class RequestReport:
+    """A request that ended, for observers. Times are in seconds; None where there is nothing to measure."""
+
+    request_id: str
+    """As the caller named it."""
+    sample: int
+    """Place among the samples of its prompt."""
+    finish_reason: str
+    """Why it ended."""
+    prompt_tokens: int
+    """Tokens of its prompt."""
+    cached_tokens: int
+    """Of these, tokens that a prefix cache saved."""
+    output_tokens: int
+    """Tokens of its answer."""
+    queue_s: float | None
+    """From submission to its first step."""
+    ttft_s: float | None
+    """From submission to its first token."""
+    itl_s: float | None
+    """Mean time between two of its tokens."""
+    total_s: float
+    """From submission to its end."""

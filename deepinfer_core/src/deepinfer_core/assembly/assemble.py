@@ -16,12 +16,12 @@ from attrs import define, field
 
 from deepinfer_core.assembly.model_card import read_model_card
 from deepinfer_core.assembly.model_length import resolve_max_model_len
-from deepinfer_core.assembly.named_plugins import refuse_unusable_names
+from deepinfer_core.assembly.named_plugins import enabled_extensions, refuse_unusable_names
 from deepinfer_core.assembly.parts import MakeGrammarEngine
 from deepinfer_core.assembly.speculation import draft_length
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import ConfigError, DeepInferError, ModelAmbiguous, ModelError, ModelNotFound, NotSupported
-from deepinfer_core.interfaces import Backend, LogitsFilter, Model, RowSampler, Sampler
+from deepinfer_core.interfaces import Backend, LogitsFilter, Model, RowSampler, Sampler, StepObserver
 from deepinfer_core.plugins.emulation import check_emulation
 from deepinfer_core.plugins.failure import plugin_failure
 from deepinfer_core.plugins.grammars import choose_grammar_engine
@@ -55,6 +55,8 @@ class Assembly:
     hints: SchedulerHints
     owners: dict[str, str] = field(factory=dict)
     """Part (``backend``, ``model``, ``sampler``, ``grammar``) -> the plugin that made it, for the text of a fault."""
+    observers: Sequence[StepObserver] = ()
+    """What sees the steps of the engine that is made of these parts."""
     _closed: bool = field(default=False, init=False)
 
     def make_sampler(self, name: str | None, params: Mapping[str, Any], vocab_size: int) -> Sampler:
@@ -95,10 +97,12 @@ class Assembly:
         return partial(Hooks(self.manager).grammar_create, owner)
 
     def close(self) -> None:
-        """Close the backend. Idempotent."""
+        """Close the backend and the observers. Idempotent."""
         if not self._closed:
             self._closed = True
             self.backend.close()
+            for observer in self.observers:
+                observer.close()
 
 
 def assemble(
@@ -119,10 +123,12 @@ def assemble(
     hooks = Hooks(manager)
     refuse_unusable_names(manager)
     backend: Backend | None = None
+    observers: tuple[StepObserver, ...] = ()
     try:
         if structured:
             choose_grammar_engine(manager)
-        extensions = [manager.require("extension", name) for name in config.plugins.enable]
+        extensions = [manager.require("extension", name) for name in enabled_extensions(config)]
+        observers = hooks.step_observers(extensions, config)
         card = read_model_card(config.model if config.model is not None else default_checkpoint(manager))
         owner, match = match_model(manager, card)
         selection = select_backend(manager, match.requirements)
@@ -142,9 +148,11 @@ def assemble(
     except BaseException:
         if backend is not None:
             backend.close()
+        for observer in observers:
+            observer.close()
         raise
     owners = {"backend": selection.record.origin, "model": owner.origin}
-    return Assembly(config, manager, card, match, selection, backend, model, specs, hints, owners)
+    return Assembly(config, manager, card, match, selection, backend, model, specs, hints, owners, observers)
 
 
 def _load(owner: PluginRecord, model: Model, path: Path, config: EngineConfig) -> None:

@@ -178,6 +178,10 @@ def build_engine(parts: Parts, tokenizer: Tokenizer | None = None) -> Built:
             engine.feedback = CurveFeedback(engine.core, curve.sizes)
     if budget is not None:
         engine.core.set_cost_model(budget.profile.prefill, decode=budget.profile.decode)
+    if observers := getattr(parts, "observers", ()):  # after calibration, whose steps are nobody's
+        from deepinfer_core.observation.watch import Watch
+
+        Watch(engine, observers)
     emulated = parts.backend.capabilities.emulated
     sized = (plan, sizes.vocab_size, sizes.max_model_len, batched)
     return Built(engine, tokenizer, *sized, graphs, tuple(notes), emulated)

@@ -72,6 +72,12 @@ SETTINGS = (
     "dp",
     "cp",
     "ep",
+    "observe.metrics_port",
+    "observe.metrics_host",
+    "observe.metrics_public",
+    "observe.step_log",
+    "observe.step_log_interval",
+    "observe.trace_file",
 )
 
 

@@ -27,6 +27,12 @@ _OPTION_NAMES = {
     "plugins.enable": "--plugin",
     "plugins.prefer": "--prefer",
     "plugins.lock": "--plugin-lock",
+    "observe.metrics_port": "--metrics-port",
+    "observe.metrics_host": "--metrics-host",
+    "observe.metrics_public": "--metrics-public",
+    "observe.step_log": "--step-log",
+    "observe.step_log_interval": "--step-log-interval",
+    "observe.trace_file": "--trace-file",
 }
 
 

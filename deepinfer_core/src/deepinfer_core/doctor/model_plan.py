@@ -16,6 +16,7 @@ from deepinfer_core.assembly.assemble import Assembly, match_model
 from deepinfer_core.assembly.build import size_engine
 from deepinfer_core.assembly.model_card import read_model_card
 from deepinfer_core.assembly.model_length import resolve_max_model_len
+from deepinfer_core.assembly.named_plugins import enabled_extensions
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.doctor.findings import Finding
 from deepinfer_core.errors import DeepInferError
@@ -164,7 +165,7 @@ class _Examination:
     def _caches(self) -> Finding:
         """The caches and the model itself, without weights."""
         backend = self._created()
-        extensions = [self.manager.require("extension", name) for name in self.config.plugins.enable]
+        extensions = [self.manager.require("extension", name) for name in enabled_extensions(self.config)]
         self.specs = self.hooks.cache_specs(self.owner, self.match, self.config)
         owners = [self.owner, self.selection.record, *extensions]
         self.hints = self.hooks.scheduler_hints(owners, self.match, backend, self.config)

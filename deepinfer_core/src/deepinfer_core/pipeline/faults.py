@@ -135,3 +135,13 @@ def internal_fault(err: Exception) -> EngineError:
     )
     error.__cause__ = err
     return error
+
+
+def nothing_runs(num_reqs: int, stats: Any) -> EngineError:
+    """The error of requests of which the scheduler, with these counters, runs none."""
+    return EngineError(
+        f"no step could be scheduled for {num_reqs} requests",
+        reason=f"scheduler state: {stats}",
+        remedy="this is a bug of the scheduler; report it with this text",
+        details={"requests": num_reqs, "stats": str(stats)},
+    )

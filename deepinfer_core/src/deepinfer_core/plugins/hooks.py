@@ -13,7 +13,16 @@ import attrs
 
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import DeepInferError, HookReturnError, NotSupported, PluginConflict
-from deepinfer_core.interfaces import Backend, GrammarEngine, LogitsFilter, Model, RowSampler, Sampler, Scorer
+from deepinfer_core.interfaces import (
+    Backend,
+    GrammarEngine,
+    LogitsFilter,
+    Model,
+    RowSampler,
+    Sampler,
+    Scorer,
+    StepObserver,
+)
 from deepinfer_core.plugins.failure import plugin_failure
 from deepinfer_core.plugins.manager import PluginManager
 from deepinfer_core.plugins.record import PluginRecord
@@ -107,6 +116,21 @@ class Hooks:
         hook, config = "deepinfer_grammar_create", self.manager.config
         result = self._call(owner, hook, name=owner.name, tokenizer=tokenizer, vocab_size=vocab_size, config=config)
         return expect(result, GrammarEngine, hook=hook, owner=owner)  # type: ignore[type-abstract]
+
+    def step_observers(self, owners: Sequence[PluginRecord], config: EngineConfig) -> tuple[StepObserver, ...]:
+        """The observers of all owners, in order. Where one cannot be had, those before it are closed."""
+        hook = "deepinfer_step_observer"
+        made: list[StepObserver] = []
+        try:
+            for owner in owners:
+                if self.manager.hook(owner, hook) is not None:
+                    for item in self._call(owner, hook, config=config):
+                        made.append(expect(item, StepObserver, hook=hook, owner=owner))  # type: ignore[type-abstract]
+        except BaseException:
+            for observer in made:
+                observer.close()
+            raise
+        return tuple(made)
 
     def scorer_create(self, owner: PluginRecord, params: Mapping[str, Any]) -> Scorer:
         hook = "deepinfer_scorer_create"

@@ -24,6 +24,7 @@ FIRST_PARTY = {
     ("scorer", "multiple_choice"): "deepinfer-eval",
     ("scorer", "regex"): "deepinfer-eval",
     ("extension", "eval"): "deepinfer-eval",
+    ("extension", "metrics"): "deepinfer-metrics",
 }
 FIRST_PARTY_DISTRIBUTIONS = frozenset(FIRST_PARTY.values())
 _RESERVED_NAMES = {name for _, name in FIRST_PARTY}

@@ -18,6 +18,7 @@ from attrs import fields
 
 from deepinfer_core.assembly.fingerprint import model_fingerprint
 from deepinfer_core.config import EngineConfig, settings_by_key
+from deepinfer_core.observation.settings import ObserveSettings
 from deepinfer_core.parameters.named_parts import NamedPart
 from deepinfer_core.parameters.sampling_params import SamplingParams
 from deepinfer_core.structured.forms import NAMES as STRUCTURED
@@ -35,6 +36,7 @@ CHOOSE_NO_TOKEN = frozenset(
         "seed",  # the seeds made from it stand in each line
         *("validation", "sync_guard", "strict_plugins", "trace_hooks", "debug"),
         *("so_builder_cpus", "so_timeout_s", "so_cache_bytes"),
+        *(f"observe.{item.name}" for item in fields(ObserveSettings)),
         *("plugins.enable", "plugins.disable", "plugins.prefer", "plugins.lock", "plugins.allow"),
     }
 )

@@ -44,6 +44,8 @@ class Emitter:
         self._finish = finish
         self._explain_too_long = explain_too_long
         self._tell_ended = ended
+        self.listeners: list[Callable[[Request], object]] = []
+        """Called with each request that has ended, where somebody observes."""
         self._with_drafts = with_drafts
         self._with_sum_smaller = with_sum_smaller
 
@@ -83,6 +85,8 @@ class Emitter:
         self._live.pop(request.uid, None)
         request.finish(reason, detail, error)
         self._tell_ended(request)
+        for tell in self.listeners:
+            tell(request)
         request.inbox.append(request)
 
     def end_in_grammar(self, request: Request, failure: Failure) -> None:

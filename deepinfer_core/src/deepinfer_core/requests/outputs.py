@@ -6,6 +6,7 @@ from attrs import field, frozen
 
 from deepinfer_core.errors import DeepInferError
 from deepinfer_core.requests.finish_detail import FinishDetail
+from deepinfer_core.requests.times import RequestTimes
 from deepinfer_core.requests.token_logprobs import TokenLogprob, total
 
 
@@ -35,6 +36,8 @@ class Completion:
     """Of each place in a block of drafts, how many were verified for this answer; empty without any."""
     accepted_drafts: tuple[int, ...] = ()
     """Of each place, how many of ``token_ids`` were drafts of it; as long as ``verified_drafts``."""
+    times: RequestTimes | None = field(default=None, eq=False, repr=False)
+    """Where its time went; none for a prompt that no engine saw."""
 
     @property
     def drafted_tokens(self) -> int:
@@ -82,6 +85,8 @@ class Completion:
         if self.logprobs is not None:
             record["cumulative_logprob"] = self.cumulative_logprob
             record["logprobs"] = [item.as_record() for item in self.logprobs]
+        if self.times is not None:
+            record["times"] = self.times.as_record()
         if self.error is not None:
             record["error"] = self.error.as_record()
         return record
@@ -91,8 +96,8 @@ class Completion:
 class RequestOutput:
     """The result of one prompt: ``SamplingParams.n`` completions.
 
-    ``text``, ``token_ids``, ``logprobs``, ``cumulative_logprob``, ``finish_reason``, ``finish_detail``, ``seed`` and
-    ``error`` are those of the first one.
+    ``text``, ``token_ids``, ``logprobs``, ``cumulative_logprob``, ``finish_reason``, ``finish_detail``, ``seed``,
+    ``times`` and ``error`` are those of the first one.
     """
 
     index: int
@@ -106,8 +111,6 @@ class RequestOutput:
     """Prompt tokens that a prefix cache saved: they were not computed for this prompt."""
     replayed_tokens: int = 0
     """Tokens behind them whose blocks were there, and which ran again to rebuild the sliding windows."""
-    queue_s: float = 0.0
-    """Seconds from submission to the first token; 0 without one."""
     total_s: float = 0.0
     """Seconds from submission to the end of the last completion."""
     prompt_logprobs: tuple[float | None, ...] | None = field(default=None, repr=False)
@@ -143,6 +146,10 @@ class RequestOutput:
     @property
     def seed(self) -> int | None:
         return self.outputs[0].seed
+
+    @property
+    def times(self) -> RequestTimes | None:
+        return self.outputs[0].times
 
     @property
     def error(self) -> DeepInferError | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
@@ -19,6 +19,7 @@ from deepinfer_core.records import RowStatus
 from deepinfer_core.requests.finish_detail import FinishDetail
 from deepinfer_core.requests.outputs import Completion, RequestOutput, StreamChunk
 from deepinfer_core.requests.request_parts import RequestParts
+from deepinfer_core.requests.times import RequestTimes
 from deepinfer_core.requests.token_logprobs import TokenLogprob
 from deepinfer_core.text.detokenizer import Detokenizer
 
@@ -80,6 +81,7 @@ class Request:
     """Whether an event says more about this request than its token."""
     _taken: int = 0
     _submitted_s: float = field(factory=time.perf_counter)
+    _scheduled_s: float = 0.0
     _first_s: float = 0.0
     _end_s: float = 0.0
 
@@ -114,6 +116,22 @@ class Request:
         if not self.is_closed:
             self.is_closed = True
             self.head.open_samples -= 1
+
+    def scheduled(self) -> None:
+        """A step computes its prompt; what counts is the first one."""
+        if not self._scheduled_s:
+            self._scheduled_s = time.perf_counter()
+
+    def times(self) -> RequestTimes:
+        """Where its time went; call it once it is finished."""
+        start, first, count = self._submitted_s, self._first_s, len(self.token_ids)
+        scheduled = self._scheduled_s or self.head._scheduled_s  # a further sample has its prompt from the first one
+        return RequestTimes(
+            queue_s=scheduled - start if scheduled else None,
+            ttft_s=first - start if first else None,
+            itl_s=(self._end_s - first) / (count - 1) if count > 1 else None,
+            total_s=self._end_s - start,
+        )
 
     def add(self, token: int) -> bool:
         """Append a token that does not end the answer by its id. True if its text completes a stop string."""
@@ -177,13 +195,13 @@ class Request:
             logprobs=tuple(self.logprobs) if self.params.wants_logprobs else None,
             verified_drafts=tuple(self.drafts.verified),
             accepted_drafts=tuple(self.drafts.accepted),
+            times=self.times() if self.uid else None,
         )
 
     def output(self) -> RequestOutput:
         """The result of the prompt; call it once all samples are finished."""
         head, samples = self.head, self.samples
         start = head._submitted_s
-        first_s = min((r._first_s for r in samples if r._first_s), default=start)
         return RequestOutput(
             index=head.index,
             request_id=head.request_id,
@@ -192,11 +210,20 @@ class Request:
             outputs=tuple(r.completion() for r in samples),
             cached_tokens=head.cached_tokens,
             replayed_tokens=head.replayed_tokens,
-            queue_s=first_s - start,
             total_s=max(r._end_s for r in samples) - start,
             prompt_logprobs=head.prompt_logprobs,
             emulated=head.emulated,
         )
+
+
+def explain_too_long(core_config: Any, request: Request) -> CapacityError:
+    """The error of a request that a core of this configuration refused."""
+    return too_long(
+        request,
+        block_size=core_config.block_size,
+        usable_blocks=core_config.num_blocks - 1,
+        prompt_limit=core_config.max_model_len - 1,
+    )
 
 
 def too_long(request: Request, *, block_size: int, usable_blocks: int, prompt_limit: int) -> CapacityError:
