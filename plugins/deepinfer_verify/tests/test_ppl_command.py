@@ -78,6 +78,21 @@ def test_second_run_is_equal_and_an_update_of_it_writes_nothing(made, tiny, caps
     assert (made.read_bytes(), made.stat().st_mtime_ns) == before
 
 
+def test_drafts_change_no_log_probability(made, tiny):
+    """A row that verifies a draft has the bits of a row that decodes alone."""
+    path = Path(tiny).with_name("alone.toml")
+    path.write_text(TINY.replace("draft_tokens = 2", "draft_tokens = 0"))
+    assert run(made, str(path), "--update") == 0
+    drafted, alone = (
+        next(entry for entry in read_baseline(made).values() if entry.workload["name"] == name)
+        for name in ("tiny", "alone")
+    )
+    assert [sample.logprobs for sample in alone.samples] == [sample.logprobs for sample in drafted.samples]
+    assert [sum(sample.verified) > 0 for entry in (drafted, alone) for sample in entry.samples] == [True] * 2 + [
+        False
+    ] * 2
+
+
 def test_change_of_a_decode_kernel_is_found(made, tiny, capsys, monkeypatch):
     from deepinfer_cpu import backend
 

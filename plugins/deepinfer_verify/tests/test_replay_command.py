@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from attrs import evolve
@@ -12,6 +13,7 @@ from deepinfer_core.config import EngineConfig
 from deepinfer_verify.replay import bits, level1, level2, report
 from deepinfer_verify.replay.findings import Findings
 from deepinfer_verify.replay.level2 import run_level2
+from deepinfer_verify.replay.prompts import Beginning, Sizes
 from deepinfer_verify.replay.rule import Geometry
 
 LEVEL2 = ["verify-replay", "--level", "2", "--backend", "cpu", "--new-tokens", "4"]
@@ -134,6 +136,25 @@ def test_level_2_names_token_and_distance_of_a_bit(monkeypatch):
     )
     bits.same(findings, "", a, evolve(b, drafts={8: b.drafts[7]}, accepted=(0, 0)))
     assert findings.different["draft steps"] == findings.different["accepted drafts"] == 1
+
+
+@pytest.mark.parametrize(
+    ("max_model_len", "tokens", "what"),
+    [
+        (600, 10_000, "they need 607 positions, more than the model has"),
+        (2048, 600, "they need a text of 610 tokens (--text)"),
+        (2048, 10_000, ""),
+    ],
+)
+def test_exact_hits_that_have_no_room_are_left_out_with_the_reason(max_model_len, tokens, what):
+    geometry = Geometry(window=32, keep=44, block=128, ring=37, ratios=(1, 2), exact=(311, 125))
+    hits = Beginning(geometry, shared=515, tails=(5, 88), new_tokens=4)
+    sizes = Sizes(geometry, (16,), hits, hits, 4)
+    engine = SimpleNamespace(llm=SimpleNamespace(built=SimpleNamespace(max_model_len=max_model_len)))
+    result = level2.Level2()
+    assert level2._exact_hits(engine, range(tokens), sizes, result) == (None if what else hits)
+    assert result.left_out.endswith(what)
+    assert level2._exact_hits(engine, range(tokens), evolve(sizes, exact_hits=None), level2.Level2()) is None
 
 
 def test_text_that_is_too_short_says_how_much_is_needed():
