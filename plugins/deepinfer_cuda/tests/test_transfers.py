@@ -198,3 +198,21 @@ def test_large_tensors_do_not_pass_through_pinned_memory():
     assert reader.to_host(large).nbytes == LARGEST_STAGED + 1
     assert queues.log == []
     assert ring.num_bytes == 0
+
+
+def test_records_of_many_sizes_keep_their_values_and_what_is_remembered_of_them_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import deepinfer_cuda.device.uploads as module
+
+    monkeypatch.setattr(module, "MOST_LAYOUTS", 4)
+    binder, _, ring = uploads()
+    for rows in (5, 1, 7, 5, 2, 3, 9, 5, 1, 4, 0, 6) * 3:
+        packed = decode_record(rows)
+        bound = binder.bind(packed)
+        for name in ("input_ids", "valid_token_mask", "swa_offset_len", "block_tables"):
+            assert torch.equal(getattr(bound, name), torch.from_numpy(getattr(packed, name))), (rows, name)
+        for ratio, values in packed.slot_main.items():
+            assert torch.equal(bound.slot_main[ratio], torch.from_numpy(values))
+    assert len(binder._layouts) <= 4
+    assert all(len(block.views) <= 4 for block in ring._blocks if block is not None)
