@@ -79,6 +79,7 @@ def test_observer_sees_every_step_and_every_end() -> None:
 
 def test_view_knows_the_step_that_runs_and_the_engine_that_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deepinfer_core.observation.watch.WAIT_S", 0.01)
+    monkeypatch.setattr("deepinfer_core.observation.watch.RETRY_S", 0.01)
     seen, found = Recorder(), []
 
     class Looking(ToyModel):

@@ -30,6 +30,8 @@ PHASES = (
 NS = 1e-9
 WAIT_S = 1.0
 """How long a question waits for the end of a step, before the answer is what was known."""
+RETRY_S = 0.05
+"""How long it waits before it looks whether there is a step at all: the last one may have ended just now."""
 
 
 class Watch:
@@ -116,16 +118,24 @@ class Watch:
 
     def snapshot(self) -> EngineSnapshot:
         """Counters and levels as of now, and, where nothing runs, whether the core has all of its memory back."""
+        give_up = perf_counter_ns() + WAIT_S / NS
+        while not self._refresh():
+            with self._answered:
+                self._asked = True
+                if self._answered.wait_for(lambda: not self._asked, RETRY_S):
+                    break
+            if perf_counter_ns() > give_up:
+                break
+        return self._last
+
+    def _refresh(self) -> bool:
+        """Look now, if no other thread runs a step."""
         fresh: EngineSnapshot | None = self._engine.between_steps(self._look)
         if fresh is not None:
             self._last = fresh
-        elif self.num_live:
-            with self._answered:
-                self._asked = True
-                self._answered.wait_for(lambda: not self._asked, WAIT_S)
-        else:  # the engine has ended
+        elif not self.num_live:  # the engine has ended
             self._last = evolve(self._last, stats=self._engine.stats(), drafts=self._engine.draft_report)
-        return self._last
+        return fresh is not None or not self.num_live
 
     def _look(self, core: Any) -> EngineSnapshot:
         stats, drafts, audits = core.stats(), self._engine.draft_report, self._last.audits
