@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,8 +70,10 @@ def feed_tokens(
             rejected = torch.full((n,), q - 1, dtype=torch.long, device=fresh.device)
             if accepted is not None:
                 taken = accepted.reshape(-1)[source].long().clamp(0, q - 1)
-                rejected = torch.where(mapped, rejected - taken, rejected)
-        grams = _ngram_windows(current, rejected, ngram_win, ngram_table, ngram_pad)
+                rejected = rejected - taken if mapped is None else torch.where(mapped, rejected - taken, rejected)
+        # Tokens of the step before are in the vocabulary by now; the host's are looked at.
+        all_known = remap is None and ngram_table.shape[0] >= vocab_size
+        grams = _ngram_windows(current, rejected, ngram_win, ngram_table, ngram_pad, all_known)
         flat = grams.reshape(n * q, -1) if row is None else grams[row, local]
         out["ngram_token_ids"] = flat.contiguous()
     return out
@@ -94,12 +97,16 @@ def correct_lengths(
             check_like("meta.correct_lengths", name, value, start.shape)
     source, mapped = _sources(remap, start.shape[0], accepted)
     rejected = num_draft - accepted[source].clamp(0, num_draft)
-    return (start + seqlens_q - rejected.masked_fill(~mapped, 0)).to(torch.int32)
+    if mapped is not None:
+        rejected = rejected.masked_fill(~mapped, 0)
+    return (start + seqlens_q - rejected).to(torch.int32)
 
 
-def _sources(remap: Tensor | None, n: int, results: Tensor) -> tuple[Tensor, Tensor]:
+def _sources(remap: Tensor | None, n: int, results: Tensor) -> tuple[Any, Tensor | None]:
     """(row of ``results`` of each request, int64 ``[N]``, clamped: a sampler may have returned too few; whether the
-    request continues one, bool ``[N]``)."""
+    request continues one, bool ``[N]``). The first N rows are a slice, and None: all do."""
+    if remap is None and n <= results.shape[0]:
+        return slice(0, n), None
     if remap is None:
         source = torch.arange(n, device=results.device)
         mapped = torch.ones(n, dtype=torch.bool, device=results.device)
@@ -111,8 +118,8 @@ def _sources(remap: Tensor | None, n: int, results: Tensor) -> tuple[Tensor, Ten
 
 def _current_tokens(
     fresh: Tensor, remap: Tensor | None, sampled: Tensor, drafts: Tensor | None, vocab_size: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(tokens int32 ``[N, Q]``, whether the request continues a row ``[N]``, that row int64 ``[N]``)."""
+) -> tuple[Tensor, Tensor | None, Any]:
+    """Tokens int32 ``[N, Q]``, and `_sources` in turn: whether the request continues a row, and which."""
     n, q = fresh.shape
     sampled = sampled.reshape(-1)
     if not sampled.shape[0]:
@@ -126,17 +133,22 @@ def _current_tokens(
             columns.append(drafts[source].to(torch.int32).reshape(n, q - 1))
     known = columns[0] if q == 1 else torch.cat(columns, dim=1)
     known = known.masked_fill((known < 0) | (known >= vocab_size), vocab_size - 1)
-    return known if remap is None else torch.where(mapped.unsqueeze(1), known, fresh), mapped, source
+    return known if remap is None or mapped is None else torch.where(mapped.unsqueeze(1), known, fresh), mapped, source
 
 
-def _ngram_windows(current: Tensor, rejected: Tensor | None, win: Tensor, table: Tensor, pad: int) -> Tensor:
+def _ngram_windows(
+    current: Tensor, rejected: Tensor | None, win: Tensor, table: Tensor, pad: int, all_known: bool
+) -> Tensor:
     """Compressed ids, newest first, int32 ``[N, Q, G]`` (``spec/engine.md`` 6.4). ``rejected``: None without drafts."""
     n, q = current.shape
     g = win.shape[1] - (q - 1) + 1
     if g < 1 or win.shape[0] != n:
         raise shape_error("meta.feed_tokens", "ngram_win", f"[{n}, K + G - 1] with K = {q - 1}", list(win.shape))
-    known = current < table.shape[0]
-    tokens = table[current.long().clamp(max=table.shape[0] - 1)].masked_fill(~known, -1)
+    if all_known:
+        tokens = table[current.long()]
+    else:
+        known = current < table.shape[0]
+        tokens = table[current.long().clamp(max=table.shape[0] - 1)].masked_fill(~known, -1)
     # One line a request: G - 1 ids of history and accepted drafts, then the tokens of this step. Row j looks back in it
     # from column G - 1 + j.
     if rejected is None:
