@@ -21,7 +21,7 @@ MAX_DIGITS = 400
 
 _DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+)?(?<=\d)(?:[eE][-+]?\d{1,3})?"
 _NUMBER = re.compile(
-    rf"(?P<sign>(?<![\w)\]}}])[-+\u2212])?(?:\\[dt]?frac\s*\{{\s*(?P<top>\d+)\s*\}}\s*\{{\s*(?P<bottom>\d+)\s*\}}"
+    rf"(?=[-+\u2212.\\\d])(?P<sign>(?<![\w)\]}}])[-+\u2212])?(?:\\[dt]?frac\s*\{{\s*(?P<top>\d+)\s*\}}\s*\{{\s*(?P<bottom>\d+)\s*\}}"
     rf"|(?P<left>{_DECIMAL})(?:\s?/\s?(?P<right>\d+))?)",
     re.ASCII,
 )
