@@ -20,9 +20,10 @@ MAX_DIGITS = 400
 """Digits of a number, and its exponent: beyond them it is no answer, and arithmetic would take long."""
 
 _DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+)?(?<=\d)(?:[eE][-+]?\d{1,3})?"
+_FRACTION = r"\\[dt]?frac\s*\{\s*(?P<top>\d+)\s*\}\s*\{\s*(?P<bottom>\d+)\s*\}"
 _NUMBER = re.compile(
-    rf"(?=[-+\u2212.\\\d])(?P<sign>(?<![\w)\]}}])[-+\u2212])?(?:\\[dt]?frac\s*\{{\s*(?P<top>\d+)\s*\}}\s*\{{\s*(?P<bottom>\d+)\s*\}}"
-    rf"|(?P<left>{_DECIMAL})(?:\s?/\s?(?P<right>\d+))?)",
+    r"(?=[-+\u2212.\\\d])(?P<sign>(?<![\w)\]}])[-+\u2212])?"  # where a number can begin; a hyphen behind one is no sign
+    rf"(?:{_FRACTION}|(?P<left>{_DECIMAL})(?:\s?/\s?(?P<right>\d+))?)",
     re.ASCII,
 )
 
