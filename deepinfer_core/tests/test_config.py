@@ -161,6 +161,8 @@ def test_resolve_refuses_a_value_out_of_range(key, value, message):
 
 def test_resolve_names_the_source_of_a_refused_value(tmp_path):
     assert refusal({"max_num_seqs": 0}).reason == "set by --max-num-seqs"
+    assert refusal({"observe.metrics_port": -1}).reason == "set by --metrics-port"
+    assert refusal({"plugins.enable": 3}).reason == "set by --plugin"
     assert refusal({"max_num_seqs": 0}, flag_origin="argument").reason == "set by argument max_num_seqs"
     assert refusal(environ={"DEEPINFER_MAX_NUM_SEQS": "x"}).reason == "set by DEEPINFER_MAX_NUM_SEQS"
     path = settings_file(tmp_path, "max_num_seqs = 0\n")

@@ -122,10 +122,22 @@ def read_value(key: str, declared: Setting, raw: object, source: str) -> Any:
     return value
 
 
+_OPTION_NAMES = {
+    "plugins.disable": "--no-plugin",
+    "plugins.enable": "--plugin",
+    "plugins.lock": "--plugin-lock",
+}
+
+
+def option_name(key: str) -> str:
+    """The option of a setting on the command line: its own name, without that of its table."""
+    return _OPTION_NAMES.get(key, "--" + key.rpartition(".")[2].replace("_", "-"))
+
+
 def source_text(key: str, origin: str) -> str:
     """Where a value came from, as a message names it: ``--draft-tokens`` for the origin ``flag``."""
     if origin == "flag":
-        return "--" + key.replace("_", "-")
+        return option_name(key)
     if origin == "argument":
         return f"argument {key}"
     if origin == "the results":

@@ -116,3 +116,36 @@ def test_settings_that_want_nothing_make_no_observer() -> None:
     assert deepinfer_step_observer(EngineConfig.resolve(given, environ={}, flag_origin="argument")) is None
     with pytest.raises(ConfigError):
         EngineConfig.resolve({"observe.metrics_port": 70000}, environ={}, flag_origin="argument")
+
+
+def test_full_disk_of_a_step_log_changes_neither_the_answer_nor_the_exit_status(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    options = ["--backend", "cpu", "--max-tokens", "3", "--temperature", "0", "--step-log-interval", "1"]
+    assert main(["generate", *options, "import os"]) == 0
+    want = capsys.readouterr().out
+    assert main(["generate", *options, "--step-log", "/dev/full", "import os"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == want
+    assert captured.err.count("W_OBSERVER: Observer failed and is off: OSError") == 1
+    assert "W_OBSERVER: the end of Observer failed: OSError" in captured.err
+
+
+def test_part_that_cannot_be_closed_keeps_none_of_the_others_open() -> None:
+    from deepinfer_metrics.observer import Observer
+
+    closed: list[str] = []
+
+    class Part:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def close(self) -> None:
+            closed.append(self.name)
+            raise OSError(self.name)
+
+    parts: Any = [Part("a"), Part("b")]
+    with pytest.raises(OSError, match="a"):
+        Observer(parts).close()
+    assert sorted(closed) == ["a", "b"]

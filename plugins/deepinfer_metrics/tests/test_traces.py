@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,3 +46,17 @@ def test_without_the_library_traces_are_refused(monkeypatch: pytest.MonkeyPatch,
         Traces.open(str(tmp_path / "spans.jsonl"))
     assert caught.value.remedy == "pip install 'deepinfer-metrics[traces]', or leave --trace-file out"
     assert not (tmp_path / "spans.jsonl").exists()
+
+
+def test_full_disk_is_told_once_and_without_a_traceback(
+    capsys: pytest.CaptureFixture[str], make_step: Any, make_end: Any
+) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    traces = Traces.open("/dev/full")
+    for _ in range(3):
+        traces.step(make_step("prefill", 0.5, forward=0.4))
+        traces.ended(make_end())
+    with suppress(OSError):  # of what the stream still held
+        traces.close()
+    told = capsys.readouterr().err
+    assert told == "deepinfer: W_OBSERVER: cannot write /dev/full: No space left on device\n"

@@ -22,6 +22,7 @@ from deepinfer_core.assembly.speculation import draft_length
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import ConfigError, DeepInferError, ModelAmbiguous, ModelError, ModelNotFound, NotSupported
 from deepinfer_core.interfaces import Backend, LogitsFilter, Model, RowSampler, Sampler, StepObserver
+from deepinfer_core.observation.closing import close_observers
 from deepinfer_core.plugins.emulation import check_emulation
 from deepinfer_core.plugins.failure import plugin_failure
 from deepinfer_core.plugins.grammars import choose_grammar_engine
@@ -101,8 +102,7 @@ class Assembly:
         if not self._closed:
             self._closed = True
             self.backend.close()
-            for observer in self.observers:
-                observer.close()
+            close_observers(self.observers)
 
 
 def assemble(
@@ -148,8 +148,7 @@ def assemble(
     except BaseException:
         if backend is not None:
             backend.close()
-        for observer in observers:
-            observer.close()
+        close_observers(observers)
         raise
     owners = {"backend": selection.record.origin, "model": owner.origin}
     return Assembly(config, manager, card, match, selection, backend, model, specs, hints, owners, observers)

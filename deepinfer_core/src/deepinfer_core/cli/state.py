@@ -15,25 +15,12 @@ import click
 from attrs import define, field
 
 from deepinfer_core.config import EngineConfig, settings_by_key
+from deepinfer_core.settings import option_name
 
 if TYPE_CHECKING:
     from deepinfer_core.plugins.record import PluginRecord
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-# Options whose name is not the setting's key.
-_OPTION_NAMES = {
-    "plugins.disable": "--no-plugin",
-    "plugins.enable": "--plugin",
-    "plugins.prefer": "--prefer",
-    "plugins.lock": "--plugin-lock",
-    "observe.metrics_port": "--metrics-port",
-    "observe.metrics_host": "--metrics-host",
-    "observe.metrics_public": "--metrics-public",
-    "observe.step_log": "--step-log",
-    "observe.step_log_interval": "--step-log-interval",
-    "observe.trace_file": "--trace-file",
-}
 
 
 @define
@@ -103,7 +90,7 @@ def setting_options(*keys: str) -> Callable[[F], F]:
 
 def _setting_option(key: str) -> Callable[[F], F]:
     declared = settings_by_key()[key]
-    name = _OPTION_NAMES.get(key, "--" + key.replace("_", "-"))
+    name = option_name(key)
 
     def store(context: click.Context, parameter: click.Parameter, value: Any) -> None:
         if value is None or value == ():

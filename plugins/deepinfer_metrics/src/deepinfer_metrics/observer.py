@@ -41,8 +41,9 @@ class Observer:
             part.ended(request)
 
     def close(self) -> None:
-        for part in self.parts:
-            part.close()
+        with ExitStack() as stack:  # one that fails keeps none of the others open
+            for part in self.parts:
+                stack.callback(part.close)
 
 
 def observer_of(settings: ObserveSettings) -> Observer:

@@ -75,10 +75,12 @@ class StepLog:
     def close(self) -> None:
         """Write what is left, and close the file. Idempotent."""
         engine, self._engine = self._engine, None
-        if engine is not None and self._since:
-            self._write(engine.snapshot())
-        if self._owns:
-            self._stream.close()
+        try:
+            if engine is not None and self._since:
+                self._write(engine.snapshot())
+        finally:
+            if self._owns:
+                self._stream.close()
 
     def _open_window(self, snapshot: EngineSnapshot) -> None:
         self._opened = time.perf_counter()

@@ -6,7 +6,9 @@ are attributes: two steps overlap, so the phases of one are no spans behind each
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from deepinfer_core.errors import CommandUsageError, LibraryMissing
@@ -41,8 +43,8 @@ class Traces:
             if path == GLOBAL:
                 return cls(trace.get_tracer(NAME))
             from opentelemetry.sdk.resources import Resource
-            from opentelemetry.sdk.trace import TracerProvider
-            from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
+            from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExportResult
         except ImportError as err:
             raise LibraryMissing(
                 "traces need the packages opentelemetry-api and opentelemetry-sdk",
@@ -59,8 +61,23 @@ class Traces:
                 remedy="check --trace-file",
                 details={"path": path},
             ) from err
+
+        class Exporter(ConsoleSpanExporter):
+            """Tells once what cannot be written; the library would print a traceback for each batch."""
+
+            told = False
+
+            def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+                try:
+                    return super().export(spans)
+                except OSError as err:
+                    if not self.told:
+                        self.told = True
+                        sys.stderr.write(f"deepinfer: W_OBSERVER: cannot write {path}: {err.strerror or err}\n")
+                    return SpanExportResult.FAILURE
+
         provider = TracerProvider(resource=Resource.create({"service.name": NAME}))
-        exporter = ConsoleSpanExporter(out=stream, formatter=lambda span: span.to_json(indent=None) + "\n")
+        exporter = Exporter(out=stream, formatter=lambda span: span.to_json(indent=None) + "\n")
         provider.add_span_processor(BatchSpanProcessor(exporter))  # written by a thread of its own
         return cls(provider.get_tracer(NAME), provider, stream)
 
