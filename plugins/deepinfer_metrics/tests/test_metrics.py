@@ -87,5 +87,6 @@ def test_two_engines_have_registries_of_their_own(view: Any, make_end: Any) -> N
 
 def test_before_the_engine_is_ready_there_are_no_numbers_of_it() -> None:
     found = samples(Metrics())
-    assert any(name.startswith("di_build_info{") for name in found)
+    [info] = [name for name in found if name.startswith("di_build_info{")]
+    assert all(part in info for part in ("version=", "contracts=EventBatch:", "deepinfer-metrics=="))
     assert not any(name.startswith(("di_step_total", "di_pool_units")) for name in found)

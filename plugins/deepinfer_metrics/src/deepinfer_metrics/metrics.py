@@ -109,11 +109,13 @@ class Metrics(Collector):
                 yield from _of_drafts(snapshot.drafts)
 
     def _build_info(self) -> Metric:
+        from deepinfer_contracts import CONTRACTS
         from deepinfer_core.plugins.discovery import discover
 
+        contracts = ",".join(f"{name}:{info.layout_hash:016x}" for name, info in sorted(CONTRACTS.items()))
         plugins = ",".join(sorted({f"{item.distribution}=={item.version}" for item in discover()[0]}))
-        info = GaugeMetricFamily("di_build_info", "What runs here.", labels=["version", "plugins"])
-        info.add_metric([metadata.version("deepinfer-core"), plugins], 1)
+        info = GaugeMetricFamily("di_build_info", "What runs here.", labels=["version", "contracts", "plugins"])
+        info.add_metric([metadata.version("deepinfer-core"), contracts, plugins], 1)
         return info
 
 
