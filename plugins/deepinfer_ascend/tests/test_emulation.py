@@ -198,3 +198,16 @@ def test_a_host_tensor_has_no_place_in_a_vendor_call_where_nothing_is_emulated(m
     monkeypatch.setattr(emulation, "_open", 0)
     with pytest.raises(ShapeContractError, match="nothing is emulated"):
         vendor.symbol("deep_gemm.bf16_gemm_nt", torch.zeros(1))
+
+
+def test_mixing_coefficients_in_fp32_are_within_the_tolerance_of_the_op(cpu):
+    """What a device computes: here on the host, beside the fp64 of the plain op."""
+    from deepinfer_ascend.ops.mhc import coefficients
+
+    stream = rows(9, 4, 32).float()
+    params = cpu.mhc.prepare(torch.randn(24, 128), torch.tensor([0.5, 1.0, 2.0]), torch.randn(24))
+    _, *wanted = cpu.mhc.pre(stream, torch.zeros(9, 4), params)
+    flat = stream.view(9, 128)
+    mix = (flat @ params.fn) * flat.square().mean(1, keepdim=True).rsqrt() * params.scale + params.base
+    for mine, theirs in zip(coefficients(mix, 4, params.iters, params.eps), wanted, strict=True):
+        torch.testing.assert_close(mine, theirs.contiguous(), atol=1e-5, rtol=1e-5)

@@ -12,6 +12,7 @@ from deepinfer_ascend.jit.lowering import Argument, Lowered, lowered
 from deepinfer_ascend.plain import plain_op
 from deepinfer_ascend.tensors import PlainWeight
 from deepinfer_core.errors import EngineError, ShapeContractError
+from deepinfer_core.types import CacheLayer, CacheSpec
 
 pytestmark = [
     pytest.mark.emulated,
@@ -31,14 +32,19 @@ def cache(tmp_path_factory):
         yield
 
 
-def execute(name, sizes, outputs, cores=VECTOR_CORES, **arguments):
-    """Both orders of threads give the same bytes, and nothing behind the outputs is touched. Returns the outputs."""
+def execute(name, sizes, outputs, cores=VECTOR_CORES, begin=None, **arguments):
+    """Both orders of threads give the same bytes, and nothing behind the outputs is touched. Returns the outputs.
+
+    ``begin``: what stands in the output before.
+    """
     pytest.importorskip("tilelang", reason="deepinfer-ascend[kernels] is not installed")
     kernel = lowered(name, **sizes)
     found = []
     for backwards in (False, True):
         held = {key: torch.full((t.numel() + 64,), 77, dtype=t.dtype) for key, t in outputs.items()}
         views = {key: held[key][: t.numel()].view(t.shape) for key, t in outputs.items()}
+        if begin is not None:
+            next(iter(views.values())).copy_(begin)
         used = hosted.run(kernel, cores, backwards=backwards, **arguments, **views)
         assert used.get("UB", 0) <= UB_BYTES_SIMT
         for key, t in outputs.items():
@@ -99,6 +105,69 @@ def test_gather_rows():
     out = torch.empty(7, 256, dtype=torch.bfloat16)
     made = execute("gather_rows", {"width": 256}, {"out": out}, x=x, idx=idx, rows=7, count=9)
     assert torch.equal(made["out"], plain_op("meta.gather_rows")(x, idx))
+
+
+def test_entries_of_caches_are_stored_and_loaded():
+    """Two units of eight entries with other bytes between them; a skipped row; what is beside an entry stays."""
+    view = cache_view()
+    x, slots = rows(20, 64), torch.randperm(24)[:20].int()
+    slots[5] = -1
+    given = {"x": x, "slots": slots, "page": 8, "stride": view.block_stride, "rows": 20}
+    flat = flat_bytes(view)
+    made = execute("store_v41", {"width": 64}, {"cache": flat}, begin=flat, size=flat.numel(), **given)
+    plain_op("cache.store")(x, view, slots)
+    assert torch.equal(made["cache"], flat)
+    given = {"slots": slots, "page": 8, "stride": view.block_stride, "rows": 20, "size": flat.numel()}
+    found = execute("load_v41", {"width": 64}, {"y": torch.empty_like(x)}, cache=flat.clone(), **given)["y"]
+    places = [(s // 8, s % 8) if s >= 0 else (-1, 0) for s in slots.tolist()]
+    segments = torch.tensor([[unit, at, at + 1, i] for i, (unit, at) in enumerate(places)])
+    assert torch.equal(found, plain_op("cache.load_segments")(view, segments.int(), 20))
+
+
+def cache_view():
+    caches = emulated_caches([CacheSpec("swa", "swa", [CacheLayer(0, 8, "v41", 64), CacheLayer(1, 8, "v41", 64)])])
+    view = caches.view("swa", 1)
+    flat_bytes(view).random_(0, 100)
+    return view
+
+
+def emulated_caches(specs):
+    made = emulated()
+    caches = made.cache.alloc(specs, {"swa": 3})
+    made.close()
+    return caches
+
+
+def flat_bytes(view):
+    """All bytes from the first entry of a view to its last."""
+    units, page, size = view.tensor.shape
+    return view.tensor.as_strided(((units - 1) * view.block_stride + page * size,), (1,))
+
+
+def test_mask_rows():
+    logits, places = torch.randn(5, 1536), torch.tensor([3, -1, 0], dtype=torch.int32)
+    bitmask = torch.randint(-(2**31), 2**31, (3, 48), dtype=torch.int64).int()
+    given = {"bitmask": bitmask, "places": places, "rows": 5, "count": 3}
+    made = execute("mask_rows", {"width": 1536}, {"logits": logits}, begin=logits, **given)
+    reqs, first = torch.tensor([1, 0], dtype=torch.int32), torch.tensor([0, 3, 5], dtype=torch.int32)
+    wanted = plain_op("sample.mask")(logits.clone(), bitmask[[0, 2]], reqs, first, 0)
+    assert torch.equal(made["logits"], wanted)
+
+
+def test_mix_coefficients():
+    """fp32 against the fp64 of the plain op: within 1e-5, as the table of ops has it."""
+    torch.manual_seed(3)
+    logits = torch.randn(200, 24) * 3
+    outputs = {"both": torch.empty(200, 8), "comb": torch.empty(200, 16)}
+    sizes = {"streams": 4, "iters": 20}
+    fn, ones = torch.eye(24, 24), torch.ones(3)
+    params = plain_op("mhc.prepare")(fn, ones, torch.zeros(24), iters=20, eps=1e-6, norm_eps=0.0)
+    # A stream whose norm is 1 and whose matrix is the unit one has itself for logits.
+    factor = (logits.square().mean(1, keepdim=True)).rsqrt()
+    _, a, post, comb = plain_op("mhc.pre")(logits.view(200, 4, 6), torch.zeros(200, 4), params)
+    made = execute("mix_coefficients", sizes, outputs, logits=logits * factor, eps=1e-6, rows=200)
+    torch.testing.assert_close(made["both"], torch.cat([a, post], 1), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(made["comb"].view(200, 4, 4), comb.contiguous(), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("count", [1, 63, 130])

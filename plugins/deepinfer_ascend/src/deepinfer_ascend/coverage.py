@@ -14,13 +14,15 @@ from deepinfer_ascend.vendor.table import TABLE
 
 EQUIVALENT, LOWERED, NOT_COVERED = "equivalent", "lowered", "not covered"
 KERNELS = {
+    "cache.store": "`store_v41`, format V41, without values asked for",
     "meta.compressed_index": "`run_indices`, without a block table",
     "meta.gather_rows": "`gather_rows`, bf16",
     "meta.window_index_decode": "`ring_indices`",
     "moe.swiglu": "`swiglu_rows`, and `cast_rows` behind it",
     "norm.rms": "`rms_rows`, and `cast_rows` behind it",
     "quant.cast_per_token": "`cast_rows`, E4M3",
-    "transform.fused": "`rms_rows` and `rotary_rows`; the plain op behind them",
+    "transform.fused": "`rms_rows`, `rotary_rows` and `store_v41`; casts by the plain op",
+    "sample.mask": "`mask_rows`",
     "transform.rotary": "`rotary_rows`",
 }
 """Ops that lowered kernels serve, and which."""

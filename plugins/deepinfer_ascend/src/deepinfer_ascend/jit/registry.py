@@ -7,13 +7,17 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-MODULES = ("norm", "swiglu", "rotary", "cast", "indices", "gather", "dense")
+MODULES = ("norm", "swiglu", "rotary", "cast", "store", "mask", "mix", "indices", "gather", "dense")
 """Of ``tl``: importing one imports TileLang."""
 SIZES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "rms_rows": ({"width": 64}, {"width": 512}, {"width": 5120}),
     "swiglu_rows": ({"inner": 64}, {"inner": 2304}),
     "rotary_rows": ({"width": 64, "turned": 16}, {"width": 512, "turned": 64}),
     "cast_rows": ({"width": 256}, {"width": 5120}),
+    "store_v41": ({"width": 64}, {"width": 512}),
+    "load_v41": ({"width": 64}, {"width": 512}),
+    "mask_rows": ({"width": 1536}, {"width": 129_280}),
+    "mix_coefficients": ({"streams": 4, "iters": 20},),
     "ring_indices": ({"width": 32}, {"width": 128}),
     "run_indices": ({"width": 512},),
     "gather_rows": ({"width": 256}, {"width": 5120}),

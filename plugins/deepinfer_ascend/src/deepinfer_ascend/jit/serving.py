@@ -33,16 +33,19 @@ def asked(environ: Mapping[str, str] = os.environ) -> bool:
 def serve(ops: Mapping[str, Op]) -> dict[str, Op]:
     """Those of ``ops`` that a lowered kernel serves, with the kernel in front."""
     cast = functools.partial(cast_per_token, ops["quant.cast_per_token"])
+    put = functools.partial(store, ops["cache.store"])
     turn = functools.partial(rotary, ops["transform.rotary"])
     served = {
         "quant.cast_per_token": cast,
         "transform.rotary": turn,
         "norm.rms": functools.partial(rms, ops["norm.rms"], cast),
-        "transform.fused": functools.partial(fused, ops["transform.fused"], turn),
+        "transform.fused": functools.partial(fused, ops["transform.fused"], turn, put),
         "moe.swiglu": functools.partial(swiglu, ops["moe.swiglu"], cast),
         "meta.window_index_decode": functools.partial(window_index_decode, ops["meta.window_index_decode"]),
         "meta.compressed_index": functools.partial(compressed_index, ops["meta.compressed_index"]),
         "meta.gather_rows": functools.partial(gather_rows, ops["meta.gather_rows"]),
+        "cache.store": put,
+        "sample.mask": functools.partial(mask, ops["sample.mask"]),
     }
     return {op: functools.wraps(ops[op])(call) for op, call in served.items()}
 
@@ -117,8 +120,8 @@ def rotary(op: Op, x: Tensor, rope: tuple[Any, ...], *, out: Tensor | None = Non
     return y.view(x.shape) if out is None else out.copy_(y.view(x.shape))
 
 
-def fused(op: Op, turn: Op, x: Tensor, *, norm: Any = None, rope: Any = None, **stages: Any) -> Any:
-    """``transform.fused``: norm and rotation by kernels, what is behind them by the op."""
+def fused(op: Op, turn: Op, put: Op, x: Tensor, *, norm: Any = None, rope: Any = None, **stages: Any) -> Any:
+    """``transform.fused``: norm, rotation and store by kernels, a cast or a copy of what is stored by the op."""
     staged = stages.get("copy_stage") in ("norm", "transform") or stages.get("out") is not None
     known = rope is None or getattr(rope[0], "first", None) is not None
     if staged or not known or not _is_rows(x) or (norm is None and rope is None) or stages.get("hadamard") is not None:
@@ -127,6 +130,8 @@ def fused(op: Op, turn: Op, x: Tensor, *, norm: Any = None, rope: Any = None, **
     y = y if rope is None else turn(y, rope)
     if stages.get("cast") is None and stages.get("store") is None:
         return y
+    if stages.get("cast") is None and stages.get("copy_stage") is None:
+        return put(y, *stages["store"])
     return op(y, **stages)
 
 
@@ -181,3 +186,37 @@ def gather_rows(op: Op, x: Tensor, idx: Tensor) -> Tensor:
     sizes = {"width": x.shape[1]}
     _run("gather_rows", len(idx), sizes, x=x.contiguous(), idx=idx.contiguous(), out=out, count=len(x))
     return out
+
+
+def store(op: Op, kv: Tensor, view: Any, slots: Tensor, *, want_values: bool = False) -> Any:
+    """``cache.store`` in format V41, where the values are not asked for."""
+    fits = (
+        _is_rows(kv) and kv.dim() == 2 and view.format == "v41" and view.width == kv.shape[1] and kv.shape[1] % 32 == 0
+    )
+    if not fits or want_values or slots.dtype != torch.int32 or slots.shape != kv.shape[:1] or not view.tensor.numel():
+        return op(kv, view, slots, want_values=want_values)
+    units, page, size = view.tensor.shape
+    flat = view.tensor.as_strided(((units - 1) * view.block_stride + page * size,), (1,))
+    given = {
+        "slots": slots.contiguous(),
+        "cache": flat,
+        "page": page,
+        "stride": view.block_stride,
+        "size": flat.numel(),
+    }
+    _run("store_v41", len(kv), {"width": view.width}, x=kv.contiguous(), **given)
+    return None
+
+
+def mask(op: Op, logits: Tensor, bitmask: Tensor, reqs: Tensor, first_row: Tensor, step: int) -> Tensor:
+    """``sample.mask`` of whole words of columns."""
+    width = logits.shape[-1]
+    fits = logits.dim() == 2 and logits.dtype == torch.float32 and logits.is_contiguous() and width % 32 == 0 and width
+    if not fits or bitmask.dtype != torch.int32 or bitmask.shape != (len(reqs), width // 32) or not len(reqs):
+        return op(logits, bitmask, reqs, first_row, step)
+    begin = first_row[reqs.long()] + step
+    places = torch.where(begin < first_row[reqs.long() + 1], begin, -1).int()
+    kernel = lowered("mask_rows", width=width)
+    given = {"bitmask": bitmask.contiguous(), "places": places, "rows": len(logits), "count": len(reqs)}
+    hosted.run(kernel, VECTOR_CORES, logits=logits, **given)
+    return logits

@@ -1,20 +1,10 @@
-"""Quantisation of bf16 rows to E4M3 with UE8M0 scales of 32 values (``quant.cast_per_token``).
-
-By arithmetic on bits: the codes are those of ``spec/kernels.md`` 1.1 on every compiler. A thread takes a group.
-"""
+"""Quantisation of bf16 rows to E4M3, UE8M0 scales of 32 values (``quant.cast_per_token``). A thread takes a group."""
 
 import tilelang.ascend.language as T
 
 from deepinfer_ascend.chip import VECTOR_CORES
 from deepinfer_ascend.jit.registry import kernel
-
-GROUP = 32
-FLOOR, LARGEST = 1e-4, 448.0
-BIAS = 120 << 3
-"""Exponent of fp32 less that of E4M3, in front of three bits of mantissa."""
-SMALLEST_NORMAL = 2.0**-6
-MAGIC = 1.5 * 2.0**23
-"""Added to a small number, it leaves the number, rounded to even, in the low bits."""
+from deepinfer_ascend.tl.codes import FLOOR, GROUP, encoded, exponent_of, inverse_of
 
 
 @kernel
@@ -42,18 +32,11 @@ def cast_rows(*, width: int, threads: int = 128):
                             peak[0] = FLOOR
                             for i in T.serial(GROUP):
                                 peak[0] = T.max(peak[0], T.abs(T.cast(held[g * GROUP + i], T.float32)))
-                            exponent = ((T.reinterpret(peak[0] / LARGEST, T.int32) - 1) >> 23) + 1
+                            exponent = exponent_of(peak[0])
                             exponents[g] = T.cast(exponent, T.uint8)
-                            inverse = T.reinterpret((254 - exponent) << 23, T.float32)
                             for i in T.serial(GROUP):
-                                value = T.cast(held[g * GROUP + i], T.float32) * inverse
-                                size = T.abs(value)
-                                bits = T.reinterpret(size, T.int32)
-                                normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - BIAS
-                                small = T.reinterpret(size * 512.0 + MAGIC, T.int32) & 15
-                                code = T.if_then_else(size < SMALLEST_NORMAL, small, T.min(normal, 0x7E))
-                                sign = (T.reinterpret(value, T.int32) >> 24) & 0x80
-                                made[g * GROUP + i] = T.cast(code | sign, T.uint8)
+                                value = T.cast(held[g * GROUP + i], T.float32) * inverse_of(exponent)
+                                made[g * GROUP + i] = T.cast(encoded(value), T.uint8)
                     T.copy(made, codes[row, 0:width])
                     T.copy(exponents, scales[row, 0:groups])
 

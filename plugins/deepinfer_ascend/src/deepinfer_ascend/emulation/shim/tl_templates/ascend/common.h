@@ -102,6 +102,10 @@ inline float rsqrtf(float x) { return static_cast<float>(1.0 / std::sqrt(static_
 template <class T> inline T max(T a, T b) { return a > b ? a : b; }
 template <class T> inline T min(T a, T b) { return a < b ? a : b; }
 
+namespace tl::limits {
+constexpr float kFloatInf = __builtin_huge_valf(), kFloatNInf = -__builtin_huge_valf(), kFloatNaN = __builtin_nanf("");
+}
+
 /* --- pipes and events ------------------------------------------------------------------------------------------ */
 enum pipe_t { PIPE_S, PIPE_V, PIPE_M, PIPE_MTE1, PIPE_MTE2, PIPE_MTE3, PIPE_FIX, PIPE_ALL };
 enum event_t : int {};
