@@ -302,6 +302,15 @@ def test_refusal_is_one_error_with_status_two_and_no_output(run: Run, arguments:
     assert err.startswith(message)
 
 
+def test_out_on_a_file_of_what_is_observed_is_refused(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    for option in ("--step-log", "--trace-file"):
+        status, out, err = run("a", "--out", path, option, f"{tmp_path}/./r.jsonl")
+        assert (status, out) == (2, b"")
+        assert f"E_USAGE: --out and {option} are both {path}" in err
+    assert not path.exists()
+
+
 def test_out_on_the_prompts_file_is_refused(run: Run, tmp_path: Path) -> None:
     source = tmp_path / "in.txt"
     source.write_text("a\n")

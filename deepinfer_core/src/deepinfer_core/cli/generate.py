@@ -20,6 +20,7 @@ from deepinfer_core.cli.chat_options import thinking_options, tool_options
 from deepinfer_core.cli.sampling_options import DEFAULT_MAX_TOKENS, given_sampling, sampling_options
 from deepinfer_core.cli.state import CommandState, common_options, setting_options, text_of
 from deepinfer_core.errors import EXIT_OK, EXIT_SOME_FAILED, CommandUsageError, InvalidInputFile
+from deepinfer_core.settings import option_name
 
 if TYPE_CHECKING:
     from deepinfer_core.chat import ChatOptions
@@ -130,6 +131,7 @@ def generate(
     options = _chat_options(context, messages)
     source = _source(prompts, prompts_file, messages)
     config = state.resolve()
+    _require_apart(out, config)
     with ExitStack() as stack:
         lines = _lines(stack, source)
         kind = _form(source, form, is_chat=options is not None)
@@ -246,6 +248,21 @@ def _inputs(
             return read_text(lines, params)
         case _:
             return inputs_of(list(prompts), params)
+
+
+def _require_apart(out: str | None, config: EngineConfig) -> None:
+    """Results and what is observed are two files: neither could be read if they were one."""
+    for key in ("observe.step_log", "observe.trace_file"):
+        path = config.get(key)
+        if out is None or path is None or os.path.realpath(out) != os.path.realpath(path):
+            continue
+        if os.path.isfile(out) or not os.path.exists(out):  # a device keeps neither
+            raise CommandUsageError(
+                f"--out and {option_name(key)} are both {out}",
+                reason="lines of the one would stand between lines of the other",
+                remedy="give each a file of its own",
+                details={"path": out},
+            )
 
 
 def _target(stack: ExitStack, out: str | None, lines: Iterable[bytes]) -> BufferedWriter | None:
