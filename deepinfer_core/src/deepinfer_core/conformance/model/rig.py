@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from attrs import define, field
+from attrs import define, evolve, field
 
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.conformance.failures import require_equal
-from deepinfer_core.types import CacheSpec, SchedulerHints
+from deepinfer_core.types import CacheSpec, ReplayModeName, SchedulerHints
 
 NULL = 0
 """The unit of each pool that is never handed out."""
@@ -35,6 +35,9 @@ class Text:
     """After a prefix hit: where windows begin."""
     store_from: int = 0
     """After a prefix hit: the first position whose entries are this sequence's own."""
+    keep_from: int = 0
+    replay_mode: ReplayModeName = "off"
+    """With bounded replay: the first row of the decoder half, and whether those in front of it are left out."""
 
 
 @define(eq=False)
@@ -56,6 +59,8 @@ class Rig:
     inputs: Any = field(default=None, init=False)
     """What the last step fed to the model, and what came back: for drafts."""
     hidden: Any = field(default=None, init=False)
+    replay_inputs: ReplayModeName = field(default="off", init=False)
+    """What the inputs of a prefill step say about bounded replay."""
 
     def prompt(self, length: int, seed: int) -> list[int]:
         """Random ids of the vocabulary."""
@@ -130,14 +135,21 @@ class Rig:
 
     def pack(self, work: Sequence[tuple[Text, int]], *, prompt: bool) -> Any:
         """The record of a step, on the host."""
+        from deepinfer_contracts import ReplayMode
         from deepinfer_native.reference_pack import Row, i32, pack_decode, pack_prefill
 
         rows = []
         for text, q in work:
             blocks = text.blocks[: -(-(text.done + q) // self.block_size)]
             slots = text.swa_slot, text.state_slot
-            rows.append(Row(text.tokens, text.done, q, blocks, *slots, text.swa_valid_start, text.store_from))
-        fields = pack_prefill(rows, self.geometry) if prompt else pack_decode(rows, self.geometry)
+            row = Row(text.tokens, text.done, q, blocks, *slots, text.swa_valid_start, text.store_from)
+            row.keep_from, row.replay_mode = text.keep_from, ReplayMode[text.replay_mode.upper()]
+            rows.append(row)
+        geometry = self.geometry
+        if prompt:
+            fields = pack_prefill(rows, evolve(geometry, replay_mode=ReplayMode[self.replay_inputs.upper()]))
+        else:
+            fields = pack_decode(rows, geometry)
         if not prompt and self.has_blocks:
             width = self.geometry.max_blocks
             tables = [[*r.block_table, *[NULL] * (width - len(r.block_table))] for r in rows for _ in range(r.q)]
