@@ -146,8 +146,8 @@ def _point(point: Mapping[str, Any]) -> Iterator[str]:
     if decode:
         yield from _segment("decode", decode)
         settled = "steady" if decode["settling"]["steady"] else "not steady"
-        drift = _number(decode["drift"])
-        yield f"    {settled} after {decode['settling']['steps']} steps; last quarter over first {drift}"
+        drift = "" if decode["drift"] is None else f"; last quarter over first {_number(decode['drift'])}"
+        yield f"    {settled} after {decode['settling']['steps']} steps{drift}"
         yield (
             f"    {_number(decode['tokens_per_s'])} tokens/s, {_number(decode['user_tokens_per_s'])} for each request"
             + _roofline(decode)
