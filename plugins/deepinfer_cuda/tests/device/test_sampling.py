@@ -89,6 +89,22 @@ def test_a_token_does_not_depend_on_rows_around_it_or_on_where_they_lie(cuda):
         assert (tokens.item(), logprobs.item()) == (results[0][0][row].item(), results[0][1][row].item())
 
 
+@pytest.mark.parametrize("is_coupled", [False, True], ids=["drawn", "coupled"])
+def test_a_token_does_not_depend_on_how_many_blocks_its_row_has(cuda, is_coupled):
+    rows, width = 140, 129280
+    logits = random_rows(19, rows, width, cuda)
+    logits[5], logits[30] = 0.0, logits[30] * 0.01  # rows that fill no list
+    few = parameters(width, cuda)
+    params = SimpleNamespace(**{name: value.repeat(12)[:rows] for name, value in vars(few).items()})
+    keys, peaks = torch.arange(rows, device=cuda) * 0x123456789ABCDEF, sampling.best(logits)[1]
+    wanted = sampling.choose(logits, peaks, params, keys, coupled=is_coupled)
+    for n in (1, 16, 33, 66, 132):  # 8, 8, 4, 2 blocks, and one of more threads
+        part = SimpleNamespace(**{name: value[:n] for name, value in vars(params).items()})
+        tokens, logprobs = sampling.choose(logits[:n], peaks[:n], part, keys[:n], coupled=is_coupled)
+        assert torch.equal(tokens, wanted[0][:n])
+        assert torch.equal(logprobs, wanted[1][:n])
+
+
 def test_ops_of_the_sampler_are_captured_and_replayed(cuda):
     logits, params = random_rows(17, 12, 1536, cuda), parameters(1536, cuda)
     keys = torch.arange(12, device=cuda)

@@ -15,6 +15,11 @@ from deepinfer_cuda.tl.sampling.draw import draw as draw_kernel
 from deepinfer_cuda.tl.sampling.mask import mask as mask_kernel
 
 GREEDY_BELOW = 1e-5
+THREADS, MANY_THREADS = 512, 1024
+"""Threads of a block: two blocks share a multiprocessor, or one has it."""
+MULTIPROCESSORS = 132
+MOST_PARTS, PART_WIDTH = 8, 8192
+"""Blocks a row at most, and columns that a block is worth its while for."""
 MAX_WIDTH = 1 << 18
 """Ids have 18 bits in a token's place in the order of its row, and the mass of a wider row passes 63 bits."""
 
@@ -76,7 +81,14 @@ def choose(logits: Tensor, peaks: Tensor, params: Any, keys: Tensor, *, coupled:
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     logprobs = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
-        launch = choose_kernel(width=logits.shape[1], vector=_vector(logits), result=NOISE if coupled else DRAW)
+        threads, parts = _blocks(rows, logits.shape[1])
+        launch = choose_kernel(
+            width=logits.shape[1],
+            vector=_vector(logits),
+            result=NOISE if coupled else DRAW,
+            threads=threads,
+            parts=parts,
+        )
         launch(logits, peaks, params.temperature, least, params.top_p, params.top_k, keys, tokens, logprobs)
     return tokens, logprobs
 
@@ -98,7 +110,7 @@ def logprobs(logits: Tensor, params: Any) -> Tensor:
     ids, peaks = best(logits)
     greedy = params.temperature < GREEDY_BELOW
     off = (params.top_k < 1) | (params.top_k > width)
-    launch = choose_kernel(width=width, vector=_vector(logits), result=ALL)
+    launch = choose_kernel(width=width, vector=_vector(logits), result=ALL, threads=THREADS, parts=1)
     launch(
         logits,
         peaks,
@@ -149,6 +161,14 @@ def _check_rows(op: str, name: str, rows: Tensor) -> tuple[int, int]:
     if not 0 < rows.shape[1] <= MAX_WIDTH:
         raise _misfit(op, name, f"of 1 to {MAX_WIDTH} columns", rows.shape[1])
     return rows.shape[0], rows.shape[1]
+
+
+def _blocks(rows: int, width: int) -> tuple[int, int]:
+    """Threads of a block and blocks a row: few rows have several each. A row's result does not depend on it."""
+    parts = MOST_PARTS
+    while parts > 1 and (rows * parts > MULTIPROCESSORS or width < parts * PART_WIDTH):
+        parts //= 2
+    return (THREADS if rows > MULTIPROCESSORS else MANY_THREADS), parts
 
 
 def _vector(rows: Tensor) -> int:

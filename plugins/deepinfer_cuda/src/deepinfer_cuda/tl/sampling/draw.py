@@ -46,7 +46,7 @@ def draw(*, width: int, vector: int, threads: int = 512) -> Any:
                 read(values, logprobs, row, first + i * chunk, width, vector)
                 for v in T.unroll(vector):
                     e = pure("float32", "di_probability", values[v])
-                    part[0] = part[0] + pure("int64", "di_weight", e, T.float32(1.0))
+                    part[0] = part[0] + pure("int64", "di_portion", e)
                     best[0] = pure("uint64", "di_larger", best[0], pure("uint64", "di_rank", e, first + i * chunk + v))
             part[0] = T.call_extern("int64", "di_warp_sum", part[0])
             best[0] = T.call_extern("uint64", "di_warp_max", best[0])
@@ -73,7 +73,7 @@ def draw(*, width: int, vector: int, threads: int = 512) -> Any:
                         part[0] = T.int64(0)
                         for v in T.unroll(vector):
                             part[0] = part[0] + pure(
-                                "int64", "di_weight", pure("float32", "di_probability", values[v]), T.float32(1.0)
+                                "int64", "di_portion", pure("float32", "di_probability", values[v])
                             )
                         upto[0] = before[0] + T.call_extern("int64", "di_warp_scan", part[0])
                         before[0] = T.shfl_sync(upto[0], WARP - 1)
@@ -81,7 +81,7 @@ def draw(*, width: int, vector: int, threads: int = 512) -> Any:
                         # Of all lanes and turns, one holds the token.
                         for v in T.unroll(vector):
                             part[0] = upto[0] + pure(
-                                "int64", "di_weight", pure("float32", "di_probability", values[v]), T.float32(1.0)
+                                "int64", "di_portion", pure("float32", "di_probability", values[v])
                             )
                             if (upto[0] <= target) and (target < part[0]):
                                 tokens[row] = first + i * chunk + v
