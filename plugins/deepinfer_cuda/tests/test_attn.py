@@ -7,7 +7,7 @@ from deepinfer_core.caches import CacheView
 from deepinfer_core.errors import ShapeContractError
 from deepinfer_cuda.ops import attention
 from deepinfer_cuda.plain import plain_op
-from deepinfer_cuda.tl.attention.narrow import sparse_prefill_narrow
+from deepinfer_cuda.tl.attention.prefill import sparse_prefill
 
 HEADS, WIDTH = 2, 64
 
@@ -68,7 +68,7 @@ def test_caches_of_plain_numbers_and_of_other_widths_have_no_kernel():
 
 
 def test_a_kernel_lowers_for_a_device_that_is_not_here():
-    source = sparse_prefill_narrow.lower("sm_100a", width=64)
-    assert "sparse_prefill_narrow_kernel" in source
+    source = sparse_prefill.lower("sm_100a", width=64)
+    assert "sparse_prefill_kernel" in source
     assert "mma_sync" in source
     assert "wgmma" not in source

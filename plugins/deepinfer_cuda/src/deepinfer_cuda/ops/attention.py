@@ -1,7 +1,7 @@
 """Sparse attention (``spec/kernels.md`` 2.3): bf16 queries take kernels, everything else the plain ops.
 
-Heads of 512 values have kernels that fetch, expand and multiply side by side (``tl/attention/decode.py`` and
-``prefill.py``); other widths take simpler ones (``narrow.py``). A row is computed by itself, its keys in the order
+Heads of 512 values have kernels that fetch, expand and multiply side by side (``tl/attention/wide_decode.py`` and
+``wide_prefill.py``); other widths take simpler ones (``narrow.py``). A row is computed by itself, its keys in the order
 of their columns and cut, where it is cut, by the number of columns alone: it has the same bits in any batch.
 """
 
@@ -139,16 +139,11 @@ def sparse_decode(
 
 def _launch_prefill(q: Tensor, *arguments: Any) -> None:
     # TileLang takes seconds to import: only a process that launches kernels pays for it
-    heads, width = q.shape[1:]
-    if width == _WIDE:
-        from deepinfer_cuda.tl.attention.prefill import sparse_prefill_wide
+    from deepinfer_cuda.tl.attention.prefill import sparse_prefill
 
-        blocks = max(1, _multiprocessors(q.device) // -(-heads // _TILE))
-        sparse_prefill_wide(halves=True)(q, *arguments, min(q.shape[0], blocks))
-    else:
-        from deepinfer_cuda.tl.attention.narrow import sparse_prefill_narrow
-
-        sparse_prefill_narrow(width=width)(q, *arguments)
+    rows, heads, width = q.shape
+    most = _multiprocessors(q.device) // -(-heads // _TILE) if width == _WIDE else rows
+    sparse_prefill(width=width)(q, *arguments, min(rows, max(1, most)))
 
 
 @functools.cache
@@ -157,14 +152,9 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 def _decode_kernel(width: int, window: str, extra: str) -> Callable[..., None]:
-    if width == _WIDE:
-        from deepinfer_cuda.tl.attention.decode import sparse_decode_wide
+    from deepinfer_cuda.tl.attention.decode import sparse_decode
 
-        # two blocks share a row with an extra cache: 64 rows of 640 keys then occupy all multiprocessors, evenly
-        return sparse_decode_wide(window_format=window, extra_format=extra, segments=2 if extra else 1)
-    from deepinfer_cuda.tl.attention.narrow import sparse_decode_narrow
-
-    return sparse_decode_narrow(width=width, window_format=window, extra_format=extra)
+    return sparse_decode(width=width, window_format=window, extra_format=extra)
 
 
 def _takes(

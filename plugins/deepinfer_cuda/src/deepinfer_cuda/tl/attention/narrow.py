@@ -8,13 +8,8 @@ from typing import Any
 
 import tilelang.language as T
 
-from deepinfer_cuda.jit import kernel
-from deepinfer_cuda.tl.attention.places import COLUMNS, entry_bytes, in_buffer, in_caches
+from deepinfer_cuda.tl.attention.places import COLUMNS, in_buffer, in_caches
 from deepinfer_cuda.tl.attention.softmax import LOWEST, TILE, exp2, inverse_total, log_sum
-from deepinfer_cuda.tl.attention.source import NARROW
-
-_DECODE = [{"width": 64, "window_format": "v41", "extra_format": f} for f in ("", "v41", "v41_fp4")]
-_PREFILL = [{"width": 64}]
 
 
 def _value(cache: Any, at: Any, d: Any, width: int, fmt: str) -> Any:
@@ -65,14 +60,10 @@ def _attend(heads: Any, width: int) -> tuple[Any, Any]:
     return visit, finish
 
 
-@kernel(cases=_DECODE)
-def sparse_decode_narrow(*, width: int, window_format: str, extra_format: str) -> Any:
-    """``window_format``, ``extra_format``: ``v41`` or ``v41_fp4``; "" where there is no extra cache."""
-    rows, heads, q_stride, k1, k2 = (T.dynamic(n) for n in ("rows", "heads", "q_stride", "k1", "k2"))
-    window_size, extra_size, lengths_size, extra_lengths_size, sink_size = (
-        T.dynamic(n) for n in ("window_size", "extra_size", "lengths_size", "extra_lengths_size", "sink_size")
-    )
-    sizes = {"window_bytes": entry_bytes(window_format, width), "extra_bytes": entry_bytes(extra_format, width)}
+def narrow_decode(
+    heads: Any, k1: Any, k2: Any, *, width: int, window_format: str, extra_format: str, sizes: Any
+) -> Any:  # fmt: skip
+    """A macro: what the block of a row and of ``TILE`` heads does."""
     locate = in_caches(threads=128, **sizes)
     visit, finish = _attend(heads, width)
 
@@ -84,111 +75,78 @@ def sparse_decode_narrow(*, width: int, window_format: str, extra_format: str) -
                 T.if_then_else(at >= 0, _value(cache, T.max(at, T.int64(0)), d, width, fmt), T.float32(0)), "bfloat16"
             )
 
-    @T.prim_func
-    def sparse_decode_narrow(
-        q: T.StridedTensor((rows, heads, width), (q_stride, width, 1), "bfloat16"),
-        window: T.Tensor((window_size,), "uint8"),
-        idx: T.Tensor((rows, k1), "int32"),
-        lengths: T.Tensor((lengths_size,), "int32"),
-        extra: T.Tensor((extra_size,), "uint8"),
-        extra_idx: T.Tensor((rows, k2), "int32"),
-        extra_lengths: T.Tensor((extra_lengths_size,), "int32"),
-        sink: T.Tensor((sink_size,), "float32"),
-        out: T.Tensor((rows, heads, width), "bfloat16"),
-        lse: T.Tensor((rows, heads), "float32"),
-        window_page: T.int32,
-        window_stride: T.int32,
-        extra_page: T.int32,
-        extra_stride: T.int32,
-        has_lengths: T.int32,
-        has_extra_lengths: T.int32,
-        has_sink: T.int32,
-        scale: T.float32,
-    ):
-        with T.Kernel(rows, T.ceildiv(heads, TILE), threads=128, prelude=NARROW) as (row, group):
-            places = T.alloc_shared((COLUMNS,), "int64")
-            absent = T.alloc_shared((COLUMNS,), "int32")
-            q_tile = T.alloc_shared((TILE, width), "bfloat16")
-            keys = T.alloc_shared((TILE, width), "bfloat16")
-            probs = T.alloc_shared((TILE, TILE), "bfloat16")
-            o = T.alloc_fragment((TILE, width), "float32")
-            s = T.alloc_fragment((TILE, TILE), "float32")
-            m = T.alloc_fragment((TILE,), "float32")
-            t = T.alloc_fragment((TILE,), "float32")
-            f = T.alloc_fragment((TILE,), "float32")
-            total = T.alloc_fragment((TILE,), "float32")
-            split = T.ceildiv(k1, TILE)
-            tiles = split + T.ceildiv(k2, TILE)
-            locate(
-                T.get_thread_binding(), row, 0, tiles, split, places, absent, idx, k1, lengths, has_lengths,
-                window_page, window_stride, extra_idx, k2, extra_lengths, has_extra_lengths, extra_page, extra_stride,
-                window, extra,
-            )  # fmt: skip
-            for i, d in T.Parallel(TILE, width):
-                q_tile[i, d] = T.if_then_else(
-                    group * TILE + i < heads, q[row, T.min(group * TILE + i, heads - 1), d], T.bfloat16(0)
-                )
-            T.clear(o)
-            T.fill(m, LOWEST)
-            T.clear(total)
-            for tile in T.serial(tiles):
-                if tile < split:
-                    bring(window, places, tile * TILE, keys, window_format)
-                elif extra_format:
-                    bring(extra, places, tile * TILE, keys, extra_format)
-                visit(q_tile, keys, absent, tile * TILE, probs, o, s, m, t, f, total, scale)
-            finish(row, group * TILE, o, m, f, total, sink, has_sink, out, lse)
+    @T.macro
+    def attend(
+        group, row, q, window, idx, lengths, extra, extra_idx, extra_lengths, sink, out, lse, window_page,
+        window_stride, extra_page, extra_stride, has_lengths, has_extra_lengths, has_sink, scale,
+    ):  # fmt: skip
+        places = T.alloc_shared((COLUMNS,), "int64")
+        absent = T.alloc_shared((COLUMNS,), "int32")
+        q_tile = T.alloc_shared((TILE, width), "bfloat16")
+        keys = T.alloc_shared((TILE, width), "bfloat16")
+        probs = T.alloc_shared((TILE, TILE), "bfloat16")
+        o = T.alloc_fragment((TILE, width), "float32")
+        s = T.alloc_fragment((TILE, TILE), "float32")
+        m = T.alloc_fragment((TILE,), "float32")
+        t = T.alloc_fragment((TILE,), "float32")
+        f = T.alloc_fragment((TILE,), "float32")
+        total = T.alloc_fragment((TILE,), "float32")
+        split = T.ceildiv(k1, TILE)
+        tiles = split + T.ceildiv(k2, TILE)
+        locate(
+            T.get_thread_binding(), row, 0, tiles, split, places, absent, idx, k1, lengths, has_lengths,
+            window_page, window_stride, extra_idx, k2, extra_lengths, has_extra_lengths, extra_page, extra_stride,
+            window, extra,
+        )  # fmt: skip
+        for i, d in T.Parallel(TILE, width):
+            q_tile[i, d] = T.if_then_else(
+                group * TILE + i < heads, q[row, T.min(group * TILE + i, heads - 1), d], T.bfloat16(0)
+            )
+        T.clear(o)
+        T.fill(m, LOWEST)
+        T.clear(total)
+        for tile in T.serial(tiles):
+            if tile < split:
+                bring(window, places, tile * TILE, keys, window_format)
+            elif extra_format:
+                bring(extra, places, tile * TILE, keys, extra_format)
+            visit(q_tile, keys, absent, tile * TILE, probs, o, s, m, t, f, total, scale)
+        finish(row, group * TILE, o, m, f, total, sink, has_sink, out, lse)
 
-    return sparse_decode_narrow
+    return attend
 
 
-@kernel(cases=_PREFILL)
-def sparse_prefill_narrow(*, width: int) -> Any:
-    """Keys are rows of a bf16 buffer."""
-    rows, heads, q_stride, keys_count, k, lengths_size, sink_size = (
-        T.dynamic(n) for n in ("rows", "heads", "q_stride", "keys_count", "k", "lengths_size", "sink_size")
-    )
+def narrow_prefill(heads: Any, keys_count: Any, k: Any, *, width: int) -> Any:
+    """The same with rows of a bf16 buffer as keys."""
     locate = in_buffer(threads=128)
     visit, finish = _attend(heads, width)
 
-    @T.prim_func
-    def sparse_prefill_narrow(
-        q: T.StridedTensor((rows, heads, width), (q_stride, width, 1), "bfloat16"),
-        kv: T.Tensor((keys_count, width), "bfloat16"),
-        indices: T.Tensor((rows, k), "int32"),
-        lengths: T.Tensor((lengths_size,), "int32"),
-        sink: T.Tensor((sink_size,), "float32"),
-        out: T.Tensor((rows, heads, width), "bfloat16"),
-        lse: T.Tensor((rows, heads), "float32"),
-        has_lengths: T.int32,
-        has_sink: T.int32,
-        scale: T.float32,
-    ):
-        with T.Kernel(rows, T.ceildiv(heads, TILE), threads=128, prelude=NARROW) as (row, group):
-            places = T.alloc_shared((COLUMNS,), "int32")
-            q_tile = T.alloc_shared((TILE, width), "bfloat16")
-            keys = T.alloc_shared((TILE, width), "bfloat16")
-            probs = T.alloc_shared((TILE, TILE), "bfloat16")
-            o = T.alloc_fragment((TILE, width), "float32")
-            s = T.alloc_fragment((TILE, TILE), "float32")
-            m = T.alloc_fragment((TILE,), "float32")
-            t = T.alloc_fragment((TILE,), "float32")
-            f = T.alloc_fragment((TILE,), "float32")
-            total = T.alloc_fragment((TILE,), "float32")
-            tiles = T.ceildiv(k, TILE)
-            locate(T.get_thread_binding(), row, tiles, places, 0, indices, k, keys_count, lengths, has_lengths)
+    @T.macro
+    def attend(row, group, q, kv, indices, lengths, sink, out, lse, has_lengths, has_sink, scale):
+        places = T.alloc_shared((COLUMNS,), "int32")
+        q_tile = T.alloc_shared((TILE, width), "bfloat16")
+        keys = T.alloc_shared((TILE, width), "bfloat16")
+        probs = T.alloc_shared((TILE, TILE), "bfloat16")
+        o = T.alloc_fragment((TILE, width), "float32")
+        s = T.alloc_fragment((TILE, TILE), "float32")
+        m = T.alloc_fragment((TILE,), "float32")
+        t = T.alloc_fragment((TILE,), "float32")
+        f = T.alloc_fragment((TILE,), "float32")
+        total = T.alloc_fragment((TILE,), "float32")
+        tiles = T.ceildiv(k, TILE)
+        locate(T.get_thread_binding(), row, tiles, places, 0, indices, k, keys_count, lengths, has_lengths)
+        for i, d in T.Parallel(TILE, width):
+            q_tile[i, d] = T.if_then_else(
+                group * TILE + i < heads, q[row, T.min(group * TILE + i, heads - 1), d], T.bfloat16(0)
+            )
+        T.clear(o)
+        T.fill(m, LOWEST)
+        T.clear(total)
+        for tile in T.serial(tiles):
             for i, d in T.Parallel(TILE, width):
-                q_tile[i, d] = T.if_then_else(
-                    group * TILE + i < heads, q[row, T.min(group * TILE + i, heads - 1), d], T.bfloat16(0)
-                )
-            T.clear(o)
-            T.fill(m, LOWEST)
-            T.clear(total)
-            for tile in T.serial(tiles):
-                for i, d in T.Parallel(TILE, width):
-                    at = places[tile * TILE + i]
-                    keys[i, d] = T.if_then_else(at >= 0, kv[T.max(at, 0), d], T.bfloat16(0))
-                visit(q_tile, keys, places, tile * TILE, probs, o, s, m, t, f, total, scale)
-            finish(row, group * TILE, o, m, f, total, sink, has_sink, out, lse)
+                at = places[tile * TILE + i]
+                keys[i, d] = T.if_then_else(at >= 0, kv[T.max(at, 0), d], T.bfloat16(0))
+            visit(q_tile, keys, places, tile * TILE, probs, o, s, m, t, f, total, scale)
+        finish(row, group * TILE, o, m, f, total, sink, has_sink, out, lse)
 
-    return sparse_prefill_narrow
+    return attend
