@@ -43,6 +43,12 @@ static __device__ __forceinline__ void add_rows(float *o, const float *mine, con
   }
 }
 
+// 16 bytes to memory where `on`, without a branch.
+static __device__ __forceinline__ void store16_if(uint4 *to, uint4 v, bool on) {
+  asm volatile("{\n .reg .pred p;\n setp.ne.u32 p, %5, 0;\n @p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
+               "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"((unsigned)on) : "memory");
+}
+
 // A thread's accumulators to bf16 rows of 256 columns, `stride` apart, of which `rows` exist. Four lanes hold two columns
 // each of a block of eight: they trade until each has a block, and store 16 bytes, 64 in a row.
 static __device__ __forceinline__ void store_rows(const float *o, void *out, int column, int stride, int rows) {
@@ -64,7 +70,7 @@ static __device__ __forceinline__ void store_rows(const float *o, void *out, int
       unsigned a0 = lane & 1 ? x : w[0], a1 = lane & 1 ? w[1] : x, b0 = lane & 1 ? y : w[2], b1 = lane & 1 ? w[3] : y;
       unsigned c0 = __shfl_xor_sync(0xffffffffu, lane & 2 ? a0 : b0, 2);
       unsigned c1 = __shfl_xor_sync(0xffffffffu, lane & 2 ? a1 : b1, 2);
-      if (row < rows) to[4 * group] = lane & 2 ? make_uint4(c0, c1, b0, b1) : make_uint4(a0, a1, c0, c1);
+      store16_if(to + 4 * group, lane & 2 ? make_uint4(c0, c1, b0, b1) : make_uint4(a0, a1, c0, c1), row < rows);
     }
   }
 }
