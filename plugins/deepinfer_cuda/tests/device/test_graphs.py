@@ -86,6 +86,19 @@ def test_a_graph_that_nobody_holds_is_given_back(runtime, cuda):
     assert runtime._graphs.count == 0
 
 
+def test_a_capture_behind_the_last_graph_of_a_pool_takes_another_pool(runtime, cuda):
+    """An engine ends and the next one begins on the same backend."""
+    row = torch.zeros(8, device=cuda)
+    for count in range(1, 4):
+        launches = [runtime.capture(lambda: row.add_(1)) for _ in range(2)]
+        row.zero_()
+        for launch in launches:
+            launch()
+        assert row.tolist() == [2.0] * 8, count
+        del launches, launch
+    assert torch.rand(4, device=cuda).max() < 1
+
+
 def answers(**settings):
     """Tokens of the shipped model on the device, and the graphs that were recorded."""
     given = {"backend": "cuda", "max_num_seqs": 5, "block_size": 16, "max_model_len": 128, **settings}

@@ -60,11 +60,15 @@ class Graphs:
         return graph.replay
 
     def _record(self, call: Callable[[], object]) -> torch.cuda.CUDAGraph:
-        if self._pool is None:
+        if self._pool is None or not self._graphs:  # with its last graph a pool is gone, and torch refuses its name
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with _no_collection():
-            graph.capture_begin(pool=self._pool, capture_error_mode=ERROR_MODE)
+            try:
+                graph.capture_begin(pool=self._pool, capture_error_mode=ERROR_MODE)
+            except RuntimeError as exc:
+                self._clean_up()
+                raise _refusal(exc) from exc
             try:
                 call()
             except Exception as exc:
@@ -87,12 +91,16 @@ class Graphs:
             self._clean_up()
 
     def _clean_up(self) -> None:
-        """What ``capture_end`` leaves undone where it raises: the stream goes on allocating from the pool and holds it,
-        and the random generators believe that they are captured. Later captures take another pool; one that records
-        next to nothing puts the generators right."""
+        """What ``capture_begin`` and ``capture_end`` leave undone where they raise: the stream goes on allocating from
+        the pool and holds it, and the random generators believe that they are captured. Later captures take another
+        pool; one that records next to nothing puts the generators right."""
         index, pool, self._pool = self._queues.device.index, self._pool, None
-        torch._C._cuda_endAllocateToPool(index, pool)
-        torch._C._cuda_releasePool(index, pool)
+        try:
+            torch._C._cuda_endAllocateToPool(index, pool)
+        except RuntimeError:
+            pass  # a capture that failed before it came to the pool holds nothing of it
+        else:
+            torch._C._cuda_releasePool(index, pool)
         nothing, scrap = torch.cuda.CUDAGraph(), torch.zeros(1, device=self._queues.device)
         nothing.capture_begin(capture_error_mode=ERROR_MODE)
         scrap.zero_()
