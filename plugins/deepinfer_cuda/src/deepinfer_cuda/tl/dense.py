@@ -24,6 +24,8 @@ PRODUCTS = files(f"{__package__}.parts").joinpath("products.cuh").read_text(enco
 ALIGNED = 32
 """Words that places of the copy engine in shared memory are apart at least; those behind the wanted ones are unused."""
 COPIERS = 32
+MULTIPROCESSORS = 132
+"""Of the device that sizes were chosen on; others compute the same."""
 _OPTIONS = {"tl.disable_safe_memory_legalize": True, "tl.disable_warp_specialized": True}
 """All that could pass an end goes through the copy engine, which stops there by itself. The roles of the warps are
 written out below."""
@@ -96,7 +98,9 @@ def dense_rows(
     cluster = (1, splits, 1) if splits > 1 else None
     hopper = on_hopper()
     gemm = T.wgmma_gemm if hopper else T.gemm
-    beside = codes and (tile == 64 or rows <= 16)  # registers for two steps: one is unpacked beside the other's product
+    # Registers for two steps, so that one is unpacked beside the product of the other: not where that leaves room for
+    # two blocks a multiprocessor and three are needed for all of them to run at once.
+    beside = codes and (tile == 64 or (rows <= 16 and tiles <= 2 * MULTIPROCESSORS))
 
     @T.macro
     def load_weight(weight, factors, packed, scales, loaded, s, bn, at):
