@@ -60,6 +60,25 @@ def test_run_twice_output_left_unwritten_is_found() -> None:
         run_twice(half_written, out=torch.zeros(4), op="x.y")
 
 
+def test_run_twice_compares_what_the_contract_defines() -> None:
+    """Scores behind the visible entries are undefined (``spec/kernels.md`` 2.4): an op may leave memory as it is."""
+
+    def first_two(*, out: torch.Tensor) -> torch.Tensor:
+        out[:2] = 1.0
+        return out
+
+    assert run_twice(lambda: first_two(out=torch.empty(4)), defined=lambda got: got[:2])[:2].tolist() == [1.0, 1.0]
+    state = [0]
+
+    def drifting() -> torch.Tensor:
+        state[0] += 1
+        return torch.tensor([1.0, float(state[0])])
+
+    assert run_twice(drifting, defined=lambda got: got[:1])[0] == 1.0
+    with pytest.raises(ConformanceFailure, match="a second run on the same inputs differs"):
+        run_twice(drifting, defined=lambda got: got[1:], op="x.y")
+
+
 def test_run_twice_state_that_ends_differently_is_found() -> None:
     count = []
 

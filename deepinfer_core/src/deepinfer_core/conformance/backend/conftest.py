@@ -67,8 +67,8 @@ def guarded(request: pytest.FixtureRequest, device: Any) -> Any:
 def repeat(backend: Any) -> Callable[..., Any]:
     """``repeat(op_id, *args, **kwargs)``: run an op twice, compare bit for bit, return the second result.
 
-    The first run is on deep copies, the second on the arguments themselves; ``out`` is poisoned before each
-    (:mod:`deepinfer_core.conformance.repeats`).
+    The first run is on deep copies, the second on the arguments themselves; ``out`` is poisoned before each.
+    ``defined=`` names the part of a result that is compared (:mod:`deepinfer_core.conformance.repeats`).
     """
     from deepinfer_core.conformance.repeats import run_twice
 

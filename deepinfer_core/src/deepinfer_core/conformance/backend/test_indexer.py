@@ -83,6 +83,10 @@ def test_paged_scores_are_sums_over_heads(
     for layer in LAYERS:
         page = sizes.block // (2 if layer == LAYERS[0] else 1)
         lengths = [0, 1, 2, page - 1, page, page + 1, 2 * page, 3 * page - 5, 31, 33]
+
+        def visible(scores: Tensor, lengths: list[int] = lengths) -> list[Tensor]:
+            return [row[:n] for row, n in zip(scores, lengths, strict=True)]
+
         paged = Paged(backend, sizes, fmt, generator, device, lengths, layer)
         q, weights = queries(sizes, len(lengths), generator)
         expected = [reference.scores(q[t], weights[t], paged.keys[:n]) for t, n in enumerate(lengths)]
@@ -90,7 +94,7 @@ def test_paged_scores_are_sums_over_heads(
         for name, query in (("plain", q.to(device)), ("quantised", quantised)):
             for max_k in (None, 3 * page):
                 got = repeat(LOGITS, query, weights.to(device), paged.view, context_lens=paged.lengths,
-                             block_table=paged.tables, max_k=max_k)  # fmt: skip
+                             block_table=paged.tables, max_k=max_k, defined=visible)  # fmt: skip
                 width = max(lengths) if max_k is None else max_k
                 require_equal(tuple(got.shape), (len(lengths), width), "shape of the scores", op=LOGITS)
                 judge(tolerance(LOGITS), got, expected, [list(range(n)) for n in lengths],
