@@ -65,3 +65,43 @@ def test_the_banner_is_on_standard_error_and_each_line_of_json_is_marked(tmp_pat
     [record] = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
     assert record["emulated"] is True
     assert record["run"]["settings"]["emulate"] is True
+
+
+def test_reports_of_commands_are_marked(tmp_path, monkeypatch):
+    """Of ``bench``, ``eval``, ``ppl``, ``verify-replay``: a figure that is passed on must say where it comes from."""
+    for module in ("deepinfer_bench", "deepinfer_eval", "deepinfer_verify"):
+        pytest.importorskip(module)
+    monkeypatch.chdir(tmp_path)
+    on = ["--backend", "ascend", "--emulate", "--json"]
+    small = ["--batch", "1", "--prompt", "8", "--rounds", "1", "--warm-up-rounds", "0", "--no-profile"]
+    measured = json.loads(deepinfer(*on, "bench", "prefill", *small, "--csv", "bench.csv").stdout)
+    assert measured["emulated"] is measured["points"][0]["emulated"] is True
+    assert "emulated" in (tmp_path / "bench.csv").read_text().splitlines()[0].split(",")
+
+    (tmp_path / "items.jsonl").write_text('{"question": "import os", "answer": "x"}\n')
+    asked = [
+        "eval",
+        "generate",
+        "items.jsonl",
+        "--out",
+        "answers.jsonl",
+        "--max-tokens",
+        "2",
+        "--scorer",
+        "exact_match",
+    ]
+    assert json.loads(deepinfer(*on, *asked).stdout)["emulated"] is True
+    _, answer = map(json.loads, (tmp_path / "answers.jsonl").read_text().splitlines())
+    assert answer["emulated"] is True
+    scored = json.loads(deepinfer("--json", "eval", "score", "answers.jsonl", "--out", "verdicts.jsonl").stdout)
+    assert scored["emulated"] is json.loads((tmp_path / "verdicts.jsonl").read_text())["emulated"] is True
+    assert BANNER in deepinfer("eval", "score", "answers.jsonl").stdout
+
+    (tmp_path / "text.txt").write_text("import os\nimport sys\n" * 4)
+    (tmp_path / "own.toml").write_text(
+        'text = "text.txt"\nsamples = 1\nprompt_tokens = 8\nnew_tokens = 3\ndraft_tokens = 0\narithmetic = "exact"\n'
+    )
+    update = ["ppl", "--baseline", "own.json", "--workload", "own.toml", "--update"]
+    assert json.loads(deepinfer(*on, *update).stdout)["workloads"][0]["emulated"] is True
+    [entry] = json.loads((tmp_path / "own.json").read_text())["entries"].values()
+    assert entry["platform"]["emulated"] is True

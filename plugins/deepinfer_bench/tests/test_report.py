@@ -9,13 +9,15 @@ import sys
 
 import jsonschema
 import pytest
-from bench_reports import point, whole
+from bench_reports import FACTS, point, whole
 
 from deepinfer_bench import plots
-from deepinfer_bench.report import COLUMNS, as_csv, as_json, as_text, schema, write
+from deepinfer_bench.point import Plan
+from deepinfer_bench.report import COLUMNS, as_csv, as_json, as_text, report, schema, write
 from deepinfer_bench.sweep import failed_point
 from deepinfer_bench.workload import Shape
 from deepinfer_core.errors import EngineError, LibraryMissing, OutputError
+from deepinfer_core.plugins.emulation import BANNER
 
 
 def problems(data) -> list[str]:
@@ -75,6 +77,17 @@ def test_text_has_the_assumption_beside_the_measured_acceptance_and_the_real_rat
         "    800 tokens/s if every draft were accepted; accepted were 50%, 1.5 a step\n"
         "    outside model and sampler 100.0% of a step\n"
     )
+
+
+def test_emulation_is_marked_in_report_table_text_and_pictures(tmp_path):
+    made = report("decode", {**FACTS, "emulated": True}, Plan().as_record(), 0, "random token ids", None, [point()])
+    assert problems(json.loads(as_json(made))) == []
+    assert made["emulated"] is made["points"][0]["emulated"] is True
+    [row] = csv.DictReader(as_csv(made["points"]).splitlines())
+    assert row["emulated"] == "yes"
+    assert as_text(made).splitlines()[1] == BANNER
+    pytest.importorskip("matplotlib", reason="the extra plots of deepinfer-bench is not installed")
+    assert all(BANNER in path.read_text("utf-8") for path in plots.draw(made["points"], tmp_path))
 
 
 def test_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):

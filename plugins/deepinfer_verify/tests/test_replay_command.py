@@ -46,6 +46,11 @@ def test_level_1_tells_what_it_compared(few, capsys):
     assert last == "  no difference"
 
 
+def test_level_2_of_an_emulation_is_marked():
+    assert report.level2_record(level2.Level2(backend="it", emulated=True))["emulated"] is True
+    assert "emulated" not in report.level2_record(level2.Level2(backend="it"))
+
+
 def test_level_1_with_a_difference_ends_with_5_and_shows_where(few, capsys, monkeypatch):
     monkeypatch.setattr(level1, "hit_of", lambda *args: (0, 0))
     assert cli.main(["verify-replay", "--level", "1"]) == 5

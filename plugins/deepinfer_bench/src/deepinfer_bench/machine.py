@@ -34,6 +34,7 @@ def facts(llm: LLM) -> dict[str, Any]:
         "plugins": plugins(llm),
         "model": model(llm),
         "settings": settings(llm),
+        **({"emulated": True} if llm.built.is_emulated else {}),
     }
 
 

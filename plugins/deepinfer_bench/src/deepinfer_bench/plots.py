@@ -11,6 +11,7 @@ from deepinfer_bench.report import at
 from deepinfer_bench.step_log import PHASES
 from deepinfer_core.cli.streams import unwritable
 from deepinfer_core.errors import LibraryMissing
+from deepinfer_core.plugins.emulation import BANNER
 
 NAMES = ("pareto.svg", "phases.svg", "roofline.svg")
 SHARES = (("floor_share", "floors"), ("copy_share", "bytes alone"), ("matmul_share", "FLOP alone"))
@@ -42,6 +43,8 @@ def draw(points: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
         figure, axes = pyplot.subplots(figsize=(7.5, 4.6), layout="constrained")
         try:
             if figure_of(axes, measured):
+                if any(point.get("emulated") for point in measured):
+                    figure.suptitle(BANNER)
                 written.append(_save(figure, folder / name))
         finally:
             pyplot.close(figure)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer_core.cli.streams import unwritable
+from deepinfer_core.plugins.emulation import BANNER
 from deepinfer_core.whole_file import write_whole
 
 FORMAT = "deepinfer-bench 1"
@@ -38,6 +39,7 @@ COLUMNS = (
     ("outside_model_share", "decode.outside_model_share"),
     ("device_idle_share", "profile.decode.device_idle_share"),
     ("floor_share", "decode.roofline.floor_share"),
+    ("emulated", "emulated"),
     ("error", "error.message"),
 )
 """Column of the CSV -> place in a point's record."""
@@ -60,7 +62,9 @@ def problem_of(data: Any) -> str:
 
 def report(command: str, facts: Mapping[str, Any], method: Mapping[str, Any], seed: int, source: str,
            ceilings: Mapping[str, Any] | None, points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:  # fmt: skip
-    """The whole of it; ``schema`` says what is in each part."""
+    """The whole of it; ``schema`` says what is in each part. Points of an emulation are marked each, as tables and
+    pictures have nothing else."""
+    mark = {"emulated": True} if facts.get("emulated") else {}
     return {
         "format": FORMAT,
         "command": command,
@@ -69,7 +73,7 @@ def report(command: str, facts: Mapping[str, Any], method: Mapping[str, Any], se
         "prompts": source,
         "method": dict(method),
         "ceilings": None if ceilings is None else dict(ceilings),
-        "points": [dict(point) for point in points],
+        "points": [{**point, **mark} for point in points],
     }
 
 
@@ -122,6 +126,8 @@ def _lines(data: Mapping[str, Any]) -> Iterator[str]:
         f"{model['architecture']} ({model['weights']} weights) on {machine['device']}: {where}, "
         f"load {machine['load_1min']}"
     )
+    if data.get("emulated"):
+        yield BANNER
     if data["ceilings"] is not None:
         found = data["ceilings"]
         yield (

@@ -73,6 +73,8 @@ class Answer:
     num_tokens: int
     scorer: NamedPart | None = None
     """That of the item, where it has one of its own."""
+    emulated: bool = False
+    """An emulated backend made it."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -202,9 +204,16 @@ def _answer(record: Mapping[str, Any], header: Header | None, path: str, line: i
         scorer = scorer_of(record.get("scorer"))
     except InvalidParameter as err:
         raise _wrong(path, line, "has a scorer that is none", err.what) from None
-    tokens = record["num_output_tokens"]
     return Answer(
-        record["id"], item, sample, record["expected"], record["text"], record["finish_reason"], tokens, scorer
+        record["id"],
+        item,
+        sample,
+        record["expected"],
+        record["text"],
+        record["finish_reason"],
+        record["num_output_tokens"],
+        scorer,
+        emulated=record.get("emulated") is True,
     )
 
 

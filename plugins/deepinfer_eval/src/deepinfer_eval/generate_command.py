@@ -104,9 +104,9 @@ def generate(
                 generation.run(asks)
             finally:
                 written, failed = generation.written, generation.failed
-                _tell(state, len(journal.found.done) + written, params.n * len(items.items), written, failed, out)
+                _tell(state, config, len(journal.found.done) + written, asker, written, failed, out)
         else:
-            _tell(state, len(journal.found.done), params.n * len(items.items), 0, 0, out)
+            _tell(state, config, len(journal.found.done), asker, 0, 0, out)
     return EXIT_SOME_FAILED if failed else EXIT_OK
 
 
@@ -185,9 +185,14 @@ def _parameters(asker: Asker) -> dict[str, Any]:
     return record
 
 
-def _tell(state: CommandState, there: int, total: int, written: int, failed: int, out: str) -> None:
+def _tell(
+    state: CommandState, config: EngineConfig, there: int, asker: Asker, written: int, failed: int, out: str
+) -> None:
+    total = asker.params.n * len(asker.dataset.items)
     if state.json:
         record: dict[str, object] = {"answers": there, "total": total, "written": written, "failed": failed, "out": out}
+        if config.emulate:
+            record["emulated"] = True
         sys.stdout.buffer.write(json_line(record))
     else:
         text = f"{there} of {total} answers in {out}, {written} of them new"

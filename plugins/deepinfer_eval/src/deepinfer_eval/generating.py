@@ -73,6 +73,8 @@ class Generation:
             "token_ids": list(completion.token_ids),
             "seed": completion.seed,
         }
+        if self.llm.built.is_emulated:
+            record["emulated"] = True
         if item.scorer is not None:
             record["scorer"] = as_record(item.scorer)
         if request.chat is not None:

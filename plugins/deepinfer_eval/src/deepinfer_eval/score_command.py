@@ -13,6 +13,7 @@ import click
 from deepinfer_core.commands import CommandState, common_options, json_line
 from deepinfer_core.errors import EXIT_OK, EXIT_SOME_FAILED, CommandUsageError, InvalidInputFile, OutputError
 from deepinfer_core.parameters.values import refuse
+from deepinfer_core.plugins.emulation import BANNER
 from deepinfer_eval.answers import read_answers
 from deepinfer_eval.pass_at_1 import METHOD
 from deepinfer_eval.scorer_names import scorer_of, scorer_of_options
@@ -114,6 +115,7 @@ def _record(made: Report) -> dict[str, Any]:
         "cut_share": _cut(made),
         "without_answer": made.without_answer,
         "mean_tokens": made.mean_tokens,
+        **({"emulated": True} if made.emulated else {}),
     }
 
 
@@ -124,6 +126,8 @@ def _cut(made: Report) -> float:
 def _text(made: Report) -> str:
     dataset, p = made.dataset, made.pass_at_1
     lines = [f"data set: {dataset['name']}, {dataset['items']} items, sha256 {str(dataset['sha256'])[:16]}"]
+    if made.emulated:
+        lines.append(f"backend: {BANNER}")
     missing = f", {made.missing} missing" if made.missing else ""
     lines.append(f"answers: {made.answers}{missing}; {made.right} right; scored by {', '.join(made.scorers) or 'none'}")
     if p is None:

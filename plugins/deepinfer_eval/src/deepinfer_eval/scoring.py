@@ -100,7 +100,7 @@ class Verdict:
     found: str | None
 
     def as_record(self) -> dict[str, object]:
-        return {
+        record: dict[str, object] = {
             "id": self.answer.item_id,
             "sample": self.answer.sample,
             "correct": self.correct,
@@ -109,6 +109,7 @@ class Verdict:
             "scorer": as_record(self.scorer),
             "finish_reason": self.answer.finish_reason,
         }
+        return record | ({"emulated": True} if self.answer.emulated else {})
 
 
 def judge(answers: Answers, scorers: Scorers) -> list[Verdict]:
@@ -131,6 +132,8 @@ class Report:
     without_answer: int
     """Answers in which their scorer found nothing to compare; they count as wrong."""
     mean_tokens: float
+    emulated: bool
+    """Whether an emulated backend made answers."""
 
 
 def report(header: Header, verdicts: Sequence[Verdict], confidence: float) -> Report:
@@ -145,6 +148,7 @@ def report(header: Header, verdicts: Sequence[Verdict], confidence: float) -> Re
         finish_reasons=dict(sorted(Counter(verdict.answer.finish_reason for verdict in verdicts).items())),
         without_answer=sum(verdict.found is None for verdict in verdicts),
         mean_tokens=sum(v.answer.num_tokens for v in verdicts) / len(verdicts) if verdicts else 0.0,
+        emulated=any(verdict.answer.emulated for verdict in verdicts),
     )
 
 

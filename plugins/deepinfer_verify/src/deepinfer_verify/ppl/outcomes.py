@@ -49,6 +49,7 @@ class Outcome:
         return {
             "workload": self.found.workload["name"],
             "key": self.found.key,
+            **({"emulated": True} if self.found.platform.get("emulated") else {}),
             "verdict": str(self.verdict),
             "compared_with": self.compared_with or None,
             "tolerance": None if not self.compared_with else 0.0 if own else TOLERANCE,

@@ -47,6 +47,7 @@ def platform_of(llm: LLM) -> Platform:
         "backend": name,
         "system": sys.platform,
         "packages": {**versions, "torch": str(torch.__version__)},
+        **({"emulated": True} if capabilities.emulated else {}),
     }
     return Platform(re.sub(r"[^A-Za-z0-9_.+-]", "_", key), name, record)
 

@@ -35,6 +35,8 @@ class Level2:
     findings: Findings = field(factory=Findings)
     sizes: Sizes | None = None
     backend: str = ""
+    emulated: bool = False
+    """The backend's own code ran on the processor."""
     costs: list[tuple[int, float, float]] = field(factory=list)
     """(tokens of a prompt, perplexity with ``off``, with ``compact``), where they need not be equal."""
     left_out: str = ""
@@ -47,7 +49,7 @@ def run_level2(config: EngineConfig, text: str, new_tokens: int) -> Level2:
     with _engine(config) as engine:
         sizes = result.sizes = sizes_of(engine, new_tokens)
         backend = engine.llm.assembly.backend
-        result.backend = f"{backend.name}, emulated" if backend.capabilities.emulated else backend.name
+        result.backend, result.emulated = backend.name, backend.capabilities.emulated
         ids = ids_of(engine, text, sizes)
         exact = _exact_hits(engine, ids, sizes, result)
         wishes = list(cold(ids, sizes))

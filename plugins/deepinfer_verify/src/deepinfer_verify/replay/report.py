@@ -27,7 +27,8 @@ def level2_lines(result: Level2) -> Iterator[str]:
     if (sizes := result.sizes) is None:
         return
     g = sizes.geometry
-    yield f"level 2: bits of modes, chunks of {CHUNK} and prefix hits beside each other, backend {result.backend}"
+    backend = f"{result.backend}, emulated" if result.emulated else result.backend
+    yield f"level 2: bits of modes, chunks of {CHUNK} and prefix hits beside each other, backend {backend}"
     yield f"  window {g.window}, keep {g.keep}, blocks of {g.block}"
     yield f"  prompts of {_list(sizes.lengths)} tokens; {sizes.new_tokens} forced tokens behind each"
     yield from _compared(result.findings)
@@ -49,6 +50,7 @@ def level2_record(result: Level2) -> dict[str, Any]:
     return {
         "level": 2,
         "backend": result.backend,
+        **({"emulated": True} if result.emulated else {}),
         **result.findings.as_record(),
         "costs": costs,
         "left_out": result.left_out or None,
