@@ -52,7 +52,8 @@ TOKENS = {
 class Metrics(Collector):
     """Of one engine, in a registry of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, emulated: bool = False) -> None:
+        self._marks = {"emulated": "true"} if emulated else {}
         self.registry = CollectorRegistry(auto_describe=False)
         self._engine: EngineView | None = None
         self._reasons: Counter[str] = Counter()
@@ -114,8 +115,10 @@ class Metrics(Collector):
 
         contracts = ",".join(f"{name}:{info.layout_hash:016x}" for name, info in sorted(CONTRACTS.items()))
         plugins = ",".join(sorted({f"{item.distribution}=={item.version}" for item in discover()[0]}))
-        info = GaugeMetricFamily("di_build_info", "What runs here.", labels=["version", "contracts", "plugins"])
-        info.add_metric([metadata.version("deepinfer-core"), contracts, plugins], 1)
+        labels = {"version": metadata.version("deepinfer-core"), "contracts": contracts, "plugins": plugins}
+        labels |= self._marks
+        info = GaugeMetricFamily("di_build_info", "What runs here.", labels=list(labels))
+        info.add_metric(list(labels.values()), 1)
         return info
 
 

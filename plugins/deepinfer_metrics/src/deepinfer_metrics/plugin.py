@@ -31,7 +31,7 @@ def deepinfer_step_observer(config: EngineConfig) -> StepObserver | None:
         return None
     from deepinfer_metrics.observer import observer_of
 
-    return observer_of(config.observe)
+    return observer_of(config.observe, emulated=config.emulate)
 
 
 @hookimpl

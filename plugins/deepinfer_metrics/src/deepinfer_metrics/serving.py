@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 class Serving:
     """A part of the observer."""
 
+    name = "metrics"
+
     def __init__(self, metrics: Metrics, health: Health, server: Server) -> None:
         self.metrics = metrics
         self.health = health
         self.server = server
 
     @classmethod
-    def start(cls, host: str, port: int, *, is_public: bool) -> Self:
+    def start(cls, host: str, port: int, *, is_public: bool, emulated: bool = False) -> Self:
         """Listen now: ``/startup`` is answered while the model loads. Raises ConfigError, LibraryMissing."""
         try:
             from deepinfer_metrics.metrics import Metrics
@@ -35,7 +37,7 @@ class Serving:
                 remedy="pip install prometheus-client, or leave --metrics-port out",
                 details={"package": "prometheus-client"},
             ) from err
-        metrics, health = Metrics(), Health()
+        metrics, health = Metrics(emulated=emulated), Health()
         checks = {"/live": health.live, "/ready": health.ready, "/startup": health.startup}
         server = Server(host, port, metrics.text, checks, is_public=is_public)
         shown = f"[{host}]" if ":" in host else host

@@ -24,7 +24,9 @@ class StepLog:
     :param interval: Steps between two lines.
     """
 
-    def __init__(self, stream: IO[str], interval: int, *, owns: bool = False) -> None:
+    def __init__(self, stream: IO[str], interval: int, *, owns: bool = False, emulated: bool = False) -> None:
+        self.name = f"step log {getattr(stream, 'name', '')}".rstrip()
+        self._mark: dict[str, Any] = {"emulated": True} if emulated else {}
         self._stream = stream
         self._interval = interval
         self._owns = owns
@@ -36,12 +38,12 @@ class StepLog:
         self._engine: EngineView | None = None
 
     @classmethod
-    def open(cls, path: str, interval: int) -> Self:
+    def open(cls, path: str, interval: int, *, emulated: bool = False) -> Self:
         """Append to the file at ``path``, ``-`` for standard error. Raises CommandUsageError."""
         if path == "-":
-            return cls(sys.stderr, interval)
+            return cls(sys.stderr, interval, emulated=emulated)
         try:
-            return cls(open(path, "a", encoding="utf-8"), interval, owns=True)
+            return cls(open(path, "a", encoding="utf-8"), interval, owns=True, emulated=emulated)
         except OSError as err:
             raise CommandUsageError(
                 f"cannot write {path}",
@@ -106,6 +108,7 @@ class StepLog:
             "preemptions": stats.preemptions,
             "phase_us": {name: round(value / self._since * 1e6, 1) for name, value in self._phases.items() if value},
         }
+        record |= self._mark
         drafts = snapshot.drafts
         if drafts.verified:
             record["drafts"] = {"verified": list(drafts.verified), "accepted": list(drafts.accepted)}

@@ -29,19 +29,24 @@ class Traces:
     :param provider: To be shut down at the end; None: it is the application's.
     """
 
-    def __init__(self, tracer: Any, provider: Any = None, stream: IO[str] | None = None) -> None:
+    name = "traces"
+
+    def __init__(
+        self, tracer: Any, provider: Any = None, stream: IO[str] | None = None, *, emulated: bool = False
+    ) -> None:
+        self._mark: dict[str, Any] = {"di.emulated": True} if emulated else {}
         self._tracer = tracer
         self._provider = provider
         self._stream = stream
 
     @classmethod
-    def open(cls, path: str) -> Self:
+    def open(cls, path: str, *, emulated: bool = False) -> Self:
         """Spans go to the file at ``path``, one JSON object per line. Raises CommandUsageError, LibraryMissing."""
         try:
             from opentelemetry import trace
 
             if path == GLOBAL:
-                return cls(trace.get_tracer(NAME))
+                return cls(trace.get_tracer(NAME), emulated=emulated)
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExportResult
@@ -79,7 +84,7 @@ class Traces:
         provider = TracerProvider(resource=Resource.create({"service.name": NAME}))
         exporter = Exporter(out=stream, formatter=lambda span: span.to_json(indent=None) + "\n")
         provider.add_span_processor(BatchSpanProcessor(exporter))  # written by a thread of its own
-        return cls(provider.get_tracer(NAME), provider, stream)
+        return cls(provider.get_tracer(NAME), provider, stream, emulated=emulated)
 
     def ready(self, engine: EngineView) -> None:
         """Nothing to say yet."""
@@ -87,7 +92,7 @@ class Traces:
     def step(self, step: StepReport) -> None:
         now = time.time_ns()
         attributes: dict[str, Any] = {f"di.phase.{name}_s": seconds for name, seconds in step.phases.items() if seconds}
-        attributes |= {"di.kind": step.kind, "di.requests": step.num_reqs, "di.rows": step.num_tokens}
+        attributes |= {"di.kind": step.kind, "di.requests": step.num_reqs, "di.rows": step.num_tokens, **self._mark}
         self._span("di.step", now - _ns(step.seconds), now, attributes)
 
     def ended(self, request: RequestReport) -> None:
@@ -100,6 +105,7 @@ class Traces:
             "di.prompt_tokens": request.prompt_tokens,
             "di.cached_tokens": request.cached_tokens,
             "di.output_tokens": request.output_tokens,
+            **self._mark,
         }
         from opentelemetry import trace
 
