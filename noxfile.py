@@ -47,7 +47,14 @@ TEST_TOOLS = (
 )
 KIT_TOOLS = ("pytest>=8.3", "pytest-xdist>=3.6", "jinja2>=3.1", "jsonschema>=4.20")
 LINT_TOOLS = ("ruff==0.17.6",)
-TYPE_TOOLS = ("mypy==2.4.1", "pytest>=8.3", "pytest-timeout>=2.3", "jinja2>=3.1", "prometheus-client>=0.20,<1")
+TYPE_TOOLS = (
+    "mypy==2.4.1",
+    "pytest>=8.3",
+    "pytest-timeout>=2.3",
+    "jinja2>=3.1",
+    "prometheus-client>=0.20,<1",
+    "opentelemetry-sdk>=1.25,<2",
+)
 SITE_TOOLS = ("sphinx>=9.0,<10", "myst-parser>=5.2,<6", "furo>=2025.12")
 # Two OpenMP threads on busy cores are a hundred times slower than one; tests run side by side instead.
 TEST_ENV = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "random"}
