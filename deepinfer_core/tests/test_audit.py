@@ -105,6 +105,17 @@ def test_audit_text_is_whole(command: Command, tmp_path: Path) -> None:
     )
 
 
+def test_audit_of_an_emulation_is_marked(command: Command, tmp_path: Path) -> None:
+    pytest.importorskip("scipy", reason="the test is scipy's")
+    made = line([{"token_id": 1, "logprob": -0.5, "sum_smaller": 0.6}])
+    made["run"]["settings"]["emulate"] = True
+    file = saved(tmp_path / "results.jsonl", made)
+    assert json.loads(command("--json", "audit", file)[1])["emulated"] is True
+    assert command("audit", file)[1].splitlines()[0] == (
+        "backend: EMULATED on the processor: this says nothing of the speed of a device"
+    )
+
+
 def request(items: int, params: SamplingParams, *, prompt: int = 3, logprob: float = -0.1) -> RecordedRequest:
     answer = RecordedAnswer((1,) * items, "length", "", (logprob,) * items, (0.9,) * items)
     return RecordedRequest(1, "0", (1,) * prompt, params, (answer,) * params.n)

@@ -50,14 +50,14 @@ def test_auto_is_refused_with_the_backends_that_can(toys):
 def test_a_backend_without_an_emulation_is_refused(toys, name):
     with pytest.raises(UnsupportedFeature, match="has no emulation") as caught:
         choose(toys, backend=name)
-    assert caught.value.remedy == "leave --emulate out, or name one that has: --backend toya"
+    assert caught.value.remedy == "give --no-emulate, or name one that has: --backend toya"
 
 
 def test_where_none_can_the_remedy_names_none(site, sources):
     site.add("toyb", sources["backend"])
     with pytest.raises(UnsupportedFeature) as caught:
         choose(site, backend="toyb")
-    assert caught.value.remedy == "leave --emulate out"
+    assert caught.value.remedy == "give --no-emulate"
 
 
 def test_a_manifest_says_true_or_false(site, sources):

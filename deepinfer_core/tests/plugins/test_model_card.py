@@ -34,6 +34,13 @@ def test_card_of_a_missing_folder_says_what_is_accepted(tmp_path):
     )
 
 
+def test_card_of_a_folder_that_cannot_be_looked_at_says_why(tmp_path):
+    name = "a" * 300  # as for a folder above it that may not be entered, Path.is_dir raises on some versions of Python
+    error = refusal(tmp_path / name)
+    assert error.what == f"cannot read the folder {tmp_path / name}"
+    assert error.reason == "File name too long"
+
+
 def test_card_of_a_hub_name_says_that_none_is_looked_up():
     assert "names on a model hub are not looked up" in refusal("deepseek-ai/DeepSeek-V4.1").remedy
 

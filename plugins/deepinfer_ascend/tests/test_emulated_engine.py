@@ -68,7 +68,7 @@ def test_the_banner_is_on_standard_error_and_each_line_of_json_is_marked(tmp_pat
 
 
 def test_reports_of_commands_are_marked(tmp_path, monkeypatch):
-    """Of ``bench``, ``eval``, ``ppl``, ``verify-replay``: a figure that is passed on must say where it comes from."""
+    """Of ``bench``, ``eval``, ``ppl``, ``replay``: a figure that is passed on must say where it comes from."""
     for module in ("deepinfer_bench", "deepinfer_eval", "deepinfer_verify"):
         pytest.importorskip(module)
     monkeypatch.chdir(tmp_path)
@@ -105,3 +105,8 @@ def test_reports_of_commands_are_marked(tmp_path, monkeypatch):
     assert json.loads(deepinfer(*on, *update).stdout)["workloads"][0]["emulated"] is True
     [entry] = json.loads((tmp_path / "own.json").read_text())["entries"].values()
     assert entry["platform"]["emulated"] is True
+
+    deepinfer(
+        "--backend", "ascend", "--emulate", "generate", "--max-tokens", "2", "--out", "results.jsonl", "import os"
+    )
+    assert json.loads(deepinfer("--json", "replay", "results.jsonl").stdout)["emulated"] is True

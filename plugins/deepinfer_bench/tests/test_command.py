@@ -240,6 +240,8 @@ def test_sweep_goes_on_where_it_was_and_prints_all_points(tmp_path, capsys):
         (["decode", "--layers", "5", "--load-format", "dummy"], "E_CONFIG: 5 layers: at least 6 hold one of each kind"),
         (["decode", "--out", "absent/r.json"], "E_OUTPUT: cannot write absent/r.json"),
         (["decode", "--csv", "."], "E_OUTPUT: cannot write ."),
+        (["decode", "--out", "a" * 300 + "/r.json"], f"E_OUTPUT: cannot write {'a' * 300}/r.json"),
+        (["decode", "--plots", "/dev/null/p"], "E_OUTPUT: cannot write /dev/null/p"),
         (["decode", "--text", "absent"], "E_INPUT: cannot read the text absent"),
         (["decode", "--model", "absent"], "E_MODEL_MISSING: no such folder: absent"),
         (["sweep", "--out", ""], "E_PARAM: out is ''; allowed: the path of a folder"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,7 @@ def read_model_card(model: str | os.PathLike[str]) -> ModelCard:
     :raises ModelConfigError: ``config.json`` is not a JSON object with ``architectures``.
     """
     folder = Path(os.path.expanduser(model))  # not Path.expanduser, which raises for a user that nobody knows
-    if not folder.is_dir():
-        raise _no_folder(folder)
+    _require_folder(folder)
     path = folder / "config.json"
     data = _read(path, folder)
     config = _parse(data, path)
@@ -31,14 +31,28 @@ def read_model_card(model: str | os.PathLike[str]) -> ModelCard:
     )
 
 
-def _no_folder(folder: Path) -> ModelNotFound:
-    if folder.exists():
-        return ModelNotFound(
+def _require_folder(folder: Path) -> None:
+    try:
+        mode = folder.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError) as exc:  # ValueError: no name that a file can have
+        raise _no_folder(folder) from exc
+    except OSError as exc:  # such as a folder above it that may not be entered
+        raise ModelNotFound(
+            f"cannot read the folder {folder}",
+            reason=exc.strerror or str(exc),
+            remedy="check the path, and the rights on the folders above it",
+            details={"model": str(folder)},
+        ) from exc
+    if not stat.S_ISDIR(mode):
+        raise ModelNotFound(
             f"{folder} is a file, and a model is a folder",
             reason=f"a checkpoint is {_LAYOUT}",
             remedy="give the folder that holds it",
             details={"model": str(folder)},
         )
+
+
+def _no_folder(folder: Path) -> ModelNotFound:
     looks_remote = len(folder.parts) == 2 and not folder.is_absolute() and folder.parts[0] not in (".", "..")
     remedy = "give the path of a checkpoint folder"
     if looks_remote:

@@ -10,6 +10,7 @@ import click
 from deepinfer_core.cli.state import CommandState, common_options
 from deepinfer_core.errors import EXIT_MISMATCH, EXIT_OK
 from deepinfer_core.parameters.values import refuse
+from deepinfer_core.plugins.emulation import BANNER
 
 if TYPE_CHECKING:
     from deepinfer_core.audit import Acceptance, Draws, LogprobSummary, Uniformity
@@ -41,17 +42,19 @@ def audit(context: click.Context, results: str, level: float, noise_seed: int) -
     if noise_seed < 0:
         raise refuse("noise_seed", noise_seed, "an integer >= 0")
     state = context.ensure_object(CommandState)
-    requests = read_results(results).requests
+    recorded = read_results(results)
+    requests = recorded.requests
     answers = [answer for request in requests for answer in request.answers]
     draws = collect(requests)
     found = check_uniformity(draws, level=level, noise_seed=noise_seed)
     logprobs, drafts = summarise(answers), acceptance(answers)
+    mark = {"emulated": True} if recorded.run.get("settings", {}).get("emulate") is True else {}
     if state.json:
         from deepinfer_core.cli.json_lines import json_line
 
-        sys.stdout.buffer.write(json_line(_record(draws, found, logprobs, drafts)))
+        sys.stdout.buffer.write(json_line(_record(draws, found, logprobs, drafts) | mark))
     else:
-        sys.stdout.write(_text(draws, found, logprobs, drafts))
+        sys.stdout.write((f"backend: {BANNER}\n" if mark else "") + _text(draws, found, logprobs, drafts))
     sys.stdout.flush()
     return EXIT_OK if found.holds else EXIT_MISMATCH
 

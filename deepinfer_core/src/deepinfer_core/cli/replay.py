@@ -58,7 +58,7 @@ def _require_model(run: Any, folder: Path) -> None:
     from deepinfer_core.assembly.fingerprint import model_fingerprint
     from deepinfer_core.assembly.model_card import read_model_card
 
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         read_model_card(folder)  # says what is wrong with it
     found = model_fingerprint(folder)
     if found != run.get("fingerprint"):
@@ -127,6 +127,7 @@ def _report(
             "skipped_lines": list(recorded.skipped),
             "differences": [difference.as_record() for difference in differences],
             "environment": environment,
+            **({"emulated": True} if llm.built.is_emulated else {}),
         }
         sys.stdout.buffer.write(json_line(record))
     else:

@@ -26,7 +26,7 @@ def emulated_record(manager: PluginManager, name: str) -> PluginRecord:
         raise ConfigError(
             "emulate goes with a backend that is named",
             reason="auto chooses among the devices that are there",
-            remedy=remedy or "leave --emulate out: no installed backend has an emulation",
+            remedy=remedy or "give --no-emulate: no installed backend has an emulation",
             details={"field": "emulate", "able": able},
         )
     record = manager.require("backend", name)
@@ -34,7 +34,7 @@ def emulated_record(manager: PluginManager, name: str) -> PluginRecord:
         raise UnsupportedFeature(
             f"{record.title} has no emulation",
             reason="its manifest does not say emulates = true",
-            remedy="leave --emulate out" + (f", or {remedy}" if remedy else ""),
+            remedy="give --no-emulate" + (f", or {remedy}" if remedy else ""),
             details={"backend": name, "able": able},
         )
     return record

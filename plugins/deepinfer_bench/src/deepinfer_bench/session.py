@@ -132,19 +132,23 @@ def check_outputs(out: Path | None, table: Path | None, plots: Path | None) -> N
     """Raise OutputError for a path that cannot be written, before anything is measured."""
     if plots is not None:
         require_matplotlib()
+    # Those of os.path: the methods of Path raise where a folder above may not be entered.
     for path in (out, table):
-        if path is None:
-            continue
-        folder = path.parent
-        if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-            reason = "it is a folder" if path.is_dir() else f"{folder} is no folder that can be written"
-            raise OutputError(
-                f"cannot write {path}", reason=reason, remedy="give the path of a file in a folder of yours"
-            )
+        if path is not None and os.path.isdir(path):
+            raise OutputError(f"cannot write {path}", reason="it is a folder", remedy="give the path of a file")
+        if path is not None:
+            _require_writable(path, path.parent, "give the path of a file in a folder of yours")
     if out is not None and table is not None and os.path.realpath(out) == os.path.realpath(table):
         raise CommandUsageError(f"--out and --csv are both {out}", remedy="give each a file of its own")
-    if plots is not None and plots.exists() and not plots.is_dir():
-        raise OutputError(f"cannot write {plots}", reason="it is no folder", remedy="give the path of a folder")
+    if plots is not None:  # which is made, with those above it
+        there = next((folder for folder in (plots, *plots.parents) if os.path.exists(folder)), plots)
+        _require_writable(plots, there, "give the path of a folder of yours")
+
+
+def _require_writable(path: Path, folder: Path, remedy: str) -> None:
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
+        reason = f"{folder} is no folder that can be written"
+        raise OutputError(f"cannot write {path}", reason=reason, remedy=remedy)
 
 
 def write_outputs(data: Mapping[str, Any], out: Path | None, table: Path | None, plots: Path | None) -> None:

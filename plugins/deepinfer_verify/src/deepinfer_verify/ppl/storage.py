@@ -7,6 +7,7 @@ point it leaves the old file or the new one, and a lock that the system has give
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,7 +75,7 @@ def _locked(path: Path) -> Iterator[None]:
     """Holds the lock of ``path``: the file ``.NAME.lock`` beside it, which stays."""
     from filelock import FileLock, Timeout  # 30 ms, and only an update needs it
 
-    if not path.parent.is_dir():  # the library would make it
+    if not os.path.isdir(path.parent):  # the library would make it; Path.is_dir raises for some errors
         raise _unusable(path, "write", NotADirectoryError(errno.ENOTDIR, f"{path.parent} is no folder"))
     lock = FileLock(path.parent / f".{path.name}.lock", timeout=LOCK_TIMEOUT_S)
     try:
