@@ -197,6 +197,8 @@ def test_new_plugin_into_a_folder_that_is_not_there_makes_none(here, capsys):
     (here / "file").write_text("")
     assert cli.main(["new-plugin", "sampler", "acme", "--dir", "file"]) == 2
     assert "--dir file is no folder" in capsys.readouterr().err
+    assert cli.main(["new-plugin", "sampler", "acme", "--dir", "a" * 300]) == 2
+    assert "does not exist\n" in capsys.readouterr().err
     assert os.listdir(here) == ["file"]
 
 

@@ -402,6 +402,11 @@ def test_check_of_something_else_is_a_usage_error(tmp_path, capsys, make, reason
     )
 
 
+def test_check_of_a_path_that_cannot_be_looked_at_is_a_usage_error(capsys):
+    assert cli.main(["plugins", "check", "a" * 300]) == 2  # as below a folder that may not be entered
+    assert "is no plugin\n  reason: no such file or folder\n" in capsys.readouterr().err
+
+
 def test_check_of_a_file_that_is_no_zip_is_a_usage_error(tmp_path, capsys):
     path = tmp_path / "toy-1.0-py3-none-any.whl"
     path.write_text("no zip")

@@ -16,8 +16,8 @@ def check_target(parent: Path, folder: str) -> Path:
 
     :raises InvalidParameter: there is no such parent, or something has the folder's name already.
     """
-    if not parent.is_dir():
-        what = "is no folder" if parent.exists() else "does not exist"
+    if not os.path.isdir(parent):  # Path.is_dir raises where a folder above may not be entered
+        what = "is no folder" if os.path.exists(parent) else "does not exist"
         raise InvalidParameter(
             f"--dir {parent} {what}",
             reason=f"{folder} would be made in it",

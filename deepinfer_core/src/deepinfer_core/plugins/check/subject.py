@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Mapping, Sequence
 from configparser import ConfigParser
@@ -63,18 +64,19 @@ def read_subject(path: Path) -> Subject:
 
     :raises InvalidInputFile: it is none of these, or cannot be read.
     """
-    if path.suffix == ".whl" and path.is_file():
+    # Those of os.path: the methods of Path raise where a folder above may not be entered.
+    if path.suffix == ".whl" and os.path.isfile(path):
         return _wheel(path)
-    if path.name.endswith(".dist-info") and path.is_dir():
+    if path.name.endswith(".dist-info") and os.path.isdir(path):
         return _installed(path)
-    if path.name == "pyproject.toml" and path.is_file():
+    if path.name == "pyproject.toml" and os.path.isfile(path):
         path = path.parent
-    if (path / "pyproject.toml").is_file():
+    if os.path.isfile(path / "pyproject.toml"):
         from deepinfer_core.plugins.check.source_tree import source_tree
 
         return source_tree(path)
-    found = "no such file or folder" if not path.exists() else "there is no pyproject.toml in it"
-    if path.is_file():
+    found = "there is no pyproject.toml in it" if os.path.exists(path) else "no such file or folder"
+    if os.path.isfile(path):
         found = "it is a file of another kind"
     raise InvalidInputFile(
         f"{path} is no plugin",
