@@ -61,6 +61,8 @@ def test_killed_and_interrupted_runs_end_with_the_answers_of_one_that_was_not(
     assert main(arguments(out, dataset)) == 0
     assert capsys.readouterr().out.startswith(f"{SAMPLES * ITEMS} of {SAMPLES * ITEMS} answers")
     want, got = ([json.loads(line) for line in path.read_bytes().splitlines()] for path in (whole, out))
+    for header in (want[0], got[0]):
+        header["run"]["versions"].pop("xgrammar", None)  # named where it is loaded: in a process of tests, maybe
     assert want[0] == got[0]
     key = lambda record: (record["item"], record["sample"])  # noqa: E731  # one word in two places
     assert sorted(got[1:], key=key) == sorted(want[1:], key=key)

@@ -308,7 +308,7 @@ class DenseReference:
         visible = (pos[None, :] <= pos[:, None]) & (pos[None, :] > pos[:, None] - W)
         if (replay := shared.get("replay")) is not None:
             visible &= (pos[None, :] >= replay.start) | (pos[:, None] < replay.start)
-        if layer >= c["compress_ratios"].index(1):
+        if 1 in c["compress_ratios"][: layer + 1]:  # the decoder half begins at the first layer of ratio 1
             visible &= pos[None, :] >= shared["floor"]
         if r:
             self._compress(layer, r, x, shared, trace)
