@@ -245,3 +245,23 @@ def test_every_default_is_a_value_of_its_setting():
 def test_environment_names_are_distinct():
     names = [declared.env_name(key) for key, declared in settings_by_key().items()]
     assert len(names) == len(set(names))
+
+
+def test_every_table_of_settings_is_read_from_a_file(tmp_path: Path) -> None:
+    config = EngineConfig.resolve(file=settings_file(tmp_path, "[observe]\nmetrics_port = 9464\n"), environ={})
+    assert config.observe.metrics_port == 9464
+    assert config.origin("observe.metrics_port").startswith("file ")
+    tables = {key.partition(".")[0] for key in settings_by_key() if "." in key}
+    for table in sorted(tables):
+        unknown = settings_file(tmp_path, f"[{table}]\nzzz = 1\n")
+        with pytest.raises(ConfigError, match=rf"unknown setting '{table}\.zzz'"):
+            EngineConfig.resolve(file=unknown, environ={})
+
+
+def test_paths_of_observation_in_a_file_are_relative_to_the_file(tmp_path: Path) -> None:
+    path = settings_file(tmp_path, '[observe]\nstep_log = "steps.jsonl"\ntrace_file = "spans.jsonl"\n')
+    observe = EngineConfig.resolve(file=path, environ={}).observe
+    assert (observe.step_log, observe.trace_file) == (str(tmp_path / "steps.jsonl"), str(tmp_path / "spans.jsonl"))
+    path = settings_file(tmp_path, '[observe]\nstep_log = "-"\ntrace_file = "global"\n')
+    observe = EngineConfig.resolve(file=path, environ={}).observe
+    assert (observe.step_log, observe.trace_file) == ("-", "global")

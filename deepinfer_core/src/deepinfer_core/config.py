@@ -343,8 +343,8 @@ def _from_file(path: Path) -> _Layer:
     table = _read_toml(path)
     flat: dict[str, object] = {}
     for key, value in table.items():
-        if key == "plugins" and isinstance(value, dict):
-            flat.update({f"plugins.{inner}": item for inner, item in value.items()})
+        if key in _TABLES and isinstance(value, dict):
+            flat.update({f"{key}.{inner}": item for inner, item in value.items()})
         else:
             flat[key] = value
     known = settings_by_key()
@@ -358,8 +358,13 @@ def _from_file(path: Path) -> _Layer:
             details={"unknown": unknown},
         )
     source = f"file {path}"
-    for key in ("model", "plugins.lock"):
-        if isinstance(flat.get(key), str) and flat[key]:
+    for key, no_path in (
+        ("model", ""),
+        ("plugins.lock", ""),
+        ("observe.step_log", "-"),
+        ("observe.trace_file", "global"),
+    ):
+        if isinstance(flat.get(key), str) and flat[key] not in ("", no_path):
             flat[key] = str(path.parent / str(flat[key]))  # the file means the same from every working directory
     return {key: (value, source, source) for key, value in flat.items()}
 
