@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 
 import nox
+from nox.command import CommandFailed
 
 ROOT = Path(__file__).parent
 TORCH = "torch==2.13.0"
@@ -31,6 +32,8 @@ CUDA = "./plugins/deepinfer_cuda"
 # Apart as well: nobody needs it on a machine without an Ascend device. Its emulation needs torch alone.
 ASCEND = "./plugins/deepinfer_ascend"
 CHANGELOG_TOOLS = ("towncrier>=25.8",)
+# Never beside anything else: where CANN is not, it breaks every import of torch.
+TORCH_NPU = "torch-npu==2.13.0"
 # What users of the extras [audit], [chat], [new-plugin] and [plots] have as well.
 LIBRARIES = ("scipy>=1.11", "deepseek-recipe>=0.2,<0.3", "jinja2>=3.1", "matplotlib>=3.8,<4")
 TEST_TOOLS = (
@@ -339,8 +342,10 @@ def ci(session: nox.Session) -> None:
 @nox.session
 def nightly(session: nox.Session) -> None:
     """The long tests: whole perplexity texts, every split, long random schedules; and all others under ``-O``. Then
-    each distribution's tests by themselves, what needs no torch on 3.11, neighbouring versions, and all kernels."""
-    for name in ("kernels", "torchless-3.11", "skew", *(f"unit({distribution})" for distribution in UNITS)):
+    each distribution's tests by themselves, what needs no torch on 3.11, neighbouring versions, all kernels, and calls
+    of torch-npu."""
+    units = [f"unit({distribution})" for distribution in UNITS]
+    for name in ("kernels", "npu_schemas", "torchless-3.11", "skew", *units):
         session.notify(name)
     install_all(session, *TEST_TOOLS)
     install_grammars(session)
@@ -359,6 +364,23 @@ def kernels(session: nox.Session) -> None:
     report = ROOT / "build" / "kernels.json"
     report.parent.mkdir(exist_ok=True)
     session.run("python", "-m", "deepinfer_cuda.jit.survey", "--json", str(report), *session.posargs, env=TEST_ENV)
+
+
+@nox.session
+def npu_schemas(session: nox.Session) -> None:
+    """Every call of backend ascend to torch-npu against schemas, signatures and shape functions of the real one, with
+    libraries in place of CANN's. Skipped where its wheel is not to be had."""
+    wheels = built(session, *TORCHLESS, "./plugins/deepinfer_cpu", ASCEND)
+    session.install("--compile-bytecode", TORCH, *wheels, *KIT_TOOLS, "pytest-timeout>=2.3")
+    try:
+        session.install("--compile-bytecode", TORCH, TORCH_NPU)
+    except CommandFailed:
+        session.skip(f"{TORCH_NPU} cannot be installed: no wheel for this machine, or no registry in reach")
+    tests = ROOT / "plugins" / "deepinfer_ascend" / "tests" / "npu_schemas"
+    stubs = Path(session.create_tmp(), "cann").absolute()
+    session.run("python", str(tests / "stub_cann.py"), str(stubs))
+    alone = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "LD_LIBRARY_PATH": str(stubs)}
+    session.run("python", "-m", "pytest", "-q", *(session.posargs or [str(tests)]), env={**TEST_ENV, **alone})
 
 
 @nox.session

@@ -15,6 +15,7 @@ from deepinfer_ascend.capabilities import capabilities
 from deepinfer_ascend.device.environment import RuntimeEnvironment
 from deepinfer_ascend.device.faults import typed
 from deepinfer_ascend.device.host_graphs import capture_on_host
+from deepinfer_ascend.device.options import apply_options
 from deepinfer_ascend.device.runtime import DeviceRuntime
 from deepinfer_ascend.jit import serving
 from deepinfer_core.caches import unit_bytes
@@ -50,15 +51,15 @@ def op_table() -> Mapping[str, Callable[..., Any]]:
     """
     table: dict[str, Callable[..., Any]] = {}
     for found in pkgutil.iter_modules(ops.__path__):
-        module = importlib.import_module(f"{ops.__name__}.{found.name}")
-        twice = sorted(table.keys() & module.OPS.keys())
+        part = importlib.import_module(f"{ops.__name__}.{found.name}").OPS
+        twice = sorted(table.keys() & part.keys())
         if twice:
             raise PluginError(
                 f"two modules of deepinfer-ascend give op {', '.join(twice)}",
                 reason=f"{found.name} is the second",
                 remedy="this is a fault of the distribution, please report it",
             )
-        table |= module.OPS
+        table |= part
     return table
 
 
@@ -119,6 +120,7 @@ def _on_npu(device: str | None, environment: RuntimeEnvironment) -> Any:
             remedy=f"use a device of {', '.join(SUPPORTED)}, or choose --backend cpu",
             details={"backend": NAME, "chip": chip, "supported": list(SUPPORTED)},
         )
+    apply_options(module)
     module.set_device(chosen)
     plain = cpu_backend(on=chosen)
     runtime = DeviceRuntime(module, chosen)

@@ -41,7 +41,7 @@ class Fractals:
 def to_fractals(x: Tensor) -> Fractals:
     """ND ``[..., N, K]``, contiguous -> NZ."""
     if x.dim() < 2 or not x.is_contiguous():
-        raise misfit("npu_format_cast", "tensor", "contiguous, of two or more dimensions", (list(x.shape), x.stride()))
+        raise misfit("npu_format_cast", "input", "contiguous, of two or more dimensions", (list(x.shape), x.stride()))
     bytes_ = x.view(torch.uint8)
     *front, rows, width = bytes_.shape
     padded = pad(bytes_, (0, -width % ROW_BYTES, 0, -rows % ROWS))

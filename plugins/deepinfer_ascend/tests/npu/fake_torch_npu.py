@@ -37,7 +37,9 @@ def start(device):
         device_count=lambda: 2, is_available=lambda: True, is_initialized=lambda: True, _is_in_bad_fork=lambda: False,
         current_device=device.current_device, set_device=lambda at: device.set_device(torch.device(at).index or 0),
         synchronize=lambda at=None: None, manual_seed_all=lambda seed: None, current_stream=lambda at=None: "compute",
-        get_device_name=lambda at=None: "Ascend950PR_9599", Event=Event, graph=lambda g, pool=None: nullcontext(),
+        get_device_name=lambda at=None: "Ascend950PR_9599", Event=Event,
+        graph=lambda g, pool=None, capture_error_mode="global": nullcontext(), config=types.SimpleNamespace(),
+        set_compile_mode=lambda jit_compile=False: None,
         get_device_properties=lambda at=None: types.SimpleNamespace(total_memory=1 << 37),
         get_amp_supported_dtype=lambda: [torch.bfloat16], graph_pool_handle=lambda: "pool",
     )  # fmt: skip

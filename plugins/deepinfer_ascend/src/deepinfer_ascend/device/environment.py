@@ -14,6 +14,8 @@ SETTINGS = {
     "HCCL_BUFFSIZE": "16",
     "HCCL_CONNECT_TIMEOUT": "240",
     "HCCL_EXEC_TIMEOUT": "200",
+    "HCCL_HOST_SOCKET_PORT_RANGE": "auto",
+    "HCCL_NPU_SOCKET_PORT_RANGE": "auto",
     "TILELANG_DEFAULT_TARGET": "ascend",
 }
 """What is not set by the user is set to these (``spec/kernels.md`` 7.1)."""

@@ -10,6 +10,8 @@ import torch
 
 from deepinfer_core.errors import CapacityError, DeepInferError, GraphCaptureError
 
+ERROR_MODE = "thread_local"
+"""What other threads do meanwhile, a tokenizer's or another engine's, does not end a capture."""
 WITHOUT = "run with --no-graphs, which launches each step op by op"
 
 
@@ -43,7 +45,7 @@ class DeviceRuntime:
         graph = self._module.NPUGraph()
         gc.collect()  # what is freed during a capture may belong to another stream
         try:
-            with self._module.graph(graph, pool=self._pool):
+            with self._module.graph(graph, pool=self._pool, capture_error_mode=ERROR_MODE):
                 call()
         except (CapacityError, torch.OutOfMemoryError):
             raise
