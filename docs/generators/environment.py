@@ -8,6 +8,8 @@ from generators.markdown import NOTICE, cell
 OTHERS = {
     "OMP_NUM_THREADS": "threads of torch, unless `--num-threads` says otherwise; 1 is often fastest on a busy machine",
     "PYTHONPATH": "folders here hide installed packages; `deepinfer doctor` names plugins that are hidden so",
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "read by torch: 1 imports extensions for other devices with it. Unless it is "
+    "set, plugins get torch without them, so that one that is broken harms no other backend",
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "read by pytest: the conformance kit then needs "
     "`-p deepinfer_core.conformance.pytest_plugin`",
 }

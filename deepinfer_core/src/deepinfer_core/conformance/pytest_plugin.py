@@ -25,7 +25,9 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
         return
     from deepinfer_core.conformance.options import add_options
     from deepinfer_core.conformance.run import Kit
+    from deepinfer_core.plugins.torch_extensions import VARIABLE
 
+    os.environ.setdefault(VARIABLE, "0")  # modules of the kit import torch
     add_options(parser)
     if not early_config.pluginmanager.has_plugin(_NAME):
         early_config.pluginmanager.register(Kit(early_config), _NAME)

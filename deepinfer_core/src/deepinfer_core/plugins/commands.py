@@ -18,6 +18,7 @@ from deepinfer_core.errors import CommandUsageError, DeepInferError, PluginConfl
 from deepinfer_core.plugins.failure import plugin_failure
 from deepinfer_core.plugins.names import FIRST_PARTY_DISTRIBUTIONS
 from deepinfer_core.plugins.record import PluginRecord
+from deepinfer_core.plugins.torch_extensions import left_out
 from deepinfer_core.settings import did_you_mean
 
 if TYPE_CHECKING:
@@ -146,7 +147,8 @@ def load_command(manager: PluginManager, command: PluginCommand) -> click.Comman
     [spec] = [spec for spec in Hooks(manager).cli_commands(owner) if spec.name == command.name]
     module, _, attribute = spec.target.partition(":")
     try:
-        target = getattr(import_module(module), attribute)
+        with left_out():
+            target = getattr(import_module(module), attribute)
     except KeyboardInterrupt:
         raise
     except BaseException as exc:  # also SystemExit, and a panic of a compiled extension

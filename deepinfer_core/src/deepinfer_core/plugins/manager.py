@@ -27,6 +27,7 @@ from deepinfer_core.plugins.names import FIRST_PARTY
 from deepinfer_core.plugins.record import PluginRecord
 from deepinfer_core.plugins.registry import Registry
 from deepinfer_core.plugins.required_hooks import REQUIRED_HOOKS
+from deepinfer_core.plugins.torch_extensions import left_out
 from deepinfer_core.plugins.tracing import trace_calls
 from deepinfer_core.settings import did_you_mean
 
@@ -162,7 +163,8 @@ class PluginManager:
         """While a hook of ``owner`` runs, :func:`current_manager` is this one (``build_backend`` needs it)."""
         token = _CURRENT.set((self, owner))
         try:
-            yield
+            with left_out():
+                yield
         finally:
             _CURRENT.reset(token)
 
@@ -217,7 +219,8 @@ def load_entry_point(entry: metadata.EntryPoint) -> Any:
         def list_entry_points(self) -> list[metadata.EntryPoint]:
             return [entry]
 
-    return OneEntry(entry.group, entry.name).driver
+    with left_out():
+        return OneEntry(entry.group, entry.name).driver
 
 
 def register_checked(

@@ -6,7 +6,6 @@ one too.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,13 +13,15 @@ from pathlib import Path
 
 from deepinfer_ascend import facts
 from deepinfer_ascend.machine import Machine
+from deepinfer_core.plugins.torch_extensions import users_environment
 from deepinfer_core.types import DoctorCheck, HostInfo
 
 _IMPORT_LIMIT_S = 40.0
 
 
-def checks(host: HostInfo, root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> list[DoctorCheck]:
+def checks(host: HostInfo, root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> list[DoctorCheck]:
     """One line for each thing that is looked at."""
+    environ = users_environment() if environ is None else environ
     machine = Machine.read(root, environ)
     found = [*machine.checks()]
     if machine.pair.torch:

@@ -143,7 +143,7 @@ def autoload_check(pair: TorchPair, import_error: str) -> DoctorCheck:
     what = f"import torch fails: {import_error}"
     if not pair.autoloads:
         return _problem("import torch", what, "torch itself cannot be imported", "install torch again")
-    reason = "it imports torch_npu, which needs CANN; so no backend works in this environment, cpu neither"
+    reason = "it imports torch_npu, which needs CANN; deepinfer leaves it out, other programs with torch cannot start"
     remedy = f"source set_env.sh of CANN; or export {AUTOLOAD}=0; or pip uninstall torch-npu where there is no NPU"
     return _problem("import torch", what, reason, remedy)
 

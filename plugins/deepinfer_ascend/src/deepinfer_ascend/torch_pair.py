@@ -10,7 +10,7 @@ from attrs import frozen
 from deepinfer_ascend.info_files import release
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-"""Set to 0, ``import torch`` does not import torch_npu by itself."""
+"""Set to anything but 1, ``import torch`` does not import torch_npu by itself."""
 
 
 @frozen
@@ -46,7 +46,7 @@ class TorchPair:
 
 def torch_pair(environ: Mapping[str, str]) -> TorchPair:
     """What is installed here."""
-    wanted = environ.get(AUTOLOAD, "1") != "0"
+    wanted = environ.get(AUTOLOAD, "1") == "1"
     return TorchPair(_version("torch"), _version("torch-npu"), wanted and _asks_for_autoload())
 
 
