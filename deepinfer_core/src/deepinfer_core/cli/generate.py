@@ -68,6 +68,8 @@ SETTINGS = (
     "verify",
     "deterministic",
     "overlap",
+    "graphs",
+    "graphs_at_start",
     "validation",
     "model_plugin",
     "dp",
