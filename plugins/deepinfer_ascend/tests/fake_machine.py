@@ -10,6 +10,7 @@ from pathlib import Path
 
 from deepinfer_ascend import machine as machine_module
 from deepinfer_ascend.doctor import checks
+from deepinfer_ascend.jit import toolchain as toolchain_module
 from deepinfer_ascend.probe import probe
 from deepinfer_ascend.torch_pair import TorchPair
 from deepinfer_core.types import HostInfo
@@ -39,12 +40,14 @@ class FakeMachine:
     """``report`` is what the probe says of it, ``doctor`` what the checks say, by name.
 
     :param sourced: whether ``set_env.sh`` was. :param hal: what CANN requires of the driver.
+    :param tools: compilers of CANN. :param tilelang: whether that is installed.
     :param import_fails: whether ``import torch`` does. :param used: MiB of the device's 131,072.
     """
 
     def __init__(
         self, root, monkeypatch, *, nodes=NODES, driver=True, chip="950PR", used=512, v2=True, fail="", cann="9.2.0",
-        sourced=True, hal="7.35.0", libraries=LIBRARIES, pair=("2.13.0+cpu", "2.13.0"), import_fails=False, **environ,
+        sourced=True, hal="7.35.0", libraries=LIBRARIES, pair=("2.13.0+cpu", "2.13.0"), import_fails=False,
+        tools=("bisheng", "ld.lld"), tilelang=True, host_compiler=True, **environ,
     ):  # fmt: skip
         self.root, self.monkeypatch = root, monkeypatch
         for name in nodes:
@@ -60,7 +63,13 @@ class FakeMachine:
             self.write(f"{HOME[1:]}/set_env.sh", "")
             for name in libraries:
                 self.write(f"{HOME[1:]}/lib64/{name}", "")
-        given = {"ASCEND_HOME_PATH": HOME, "LD_LIBRARY_PATH": f"{HOME}/lib64"} if sourced and cann else {}
+            for name in tools:
+                self.write(f"{HOME[1:]}/bin/{name}", "")
+        set_env = {"ASCEND_HOME_PATH": HOME, "LD_LIBRARY_PATH": f"{HOME}/lib64", "PATH": f"{HOME}/bin:/usr/bin"}
+        given = set_env if sourced and cann else {}
+        if host_compiler:
+            self.write("usr/bin/g++", "")
+        monkeypatch.setattr(toolchain_module, "find_spec", lambda name: object() if tilelang else None)
         self.write("python/torch/__init__.py", AUTOLOADING if import_fails else "")
         self.environ = {**given, "PYTHONPATH": str(root / "python"), **environ}
         torch, torch_npu = pair

@@ -1,9 +1,11 @@
-"""Ten ways in which a set-up breaks: what the probe says of each, what ``deepinfer doctor ascend`` says, the remedy."""
+"""Ten ways in which a set-up breaks, and three of kernels: what probe and doctor say of each, and the remedy."""
 
 import os
 
 import pytest
 from fake_machine import LIBRARIES, NODES
+
+from deepinfer_ascend.jit.toolchain import toolchain
 
 ELSE = "--emulate runs the plugin's code on the processor; or choose --backend cpu"
 ABSENT, UNUSABLE, USABLE = (False, False), (True, False), (True, True)
@@ -15,7 +17,7 @@ def test_a_whole_machine_is_usable(machine):
     assert {check.status for check in found.doctor.values()} == {"ok"}
     assert list(found.doctor) == [
         "nodes", "permission", "driver", "visibility", "architecture", "CANN", "set_env", "driver and CANN",
-        "libraries", "torch", "import torch", "memory",
+        "libraries", "torch", "kernels", "import torch", "memory",
     ]  # fmt: skip
 
 
@@ -66,6 +68,17 @@ BROKEN = {
             "there is no NPU"
         ),
     ),
+    "compiler of kernels missing": (
+        {"tools": ("ld.lld",)}, "kernels", USABLE, "bisheng not found",
+        "source set_env.sh of CANN, or set BISHENG_HOME to the folder that has bin/bisheng",
+    ),
+    "linker of kernels missing": (
+        {"tools": ("bisheng",)}, "kernels", USABLE, "ld.lld not found",
+        "source set_env.sh of CANN, or set BISHENG_HOME to the folder that has bin/bisheng",
+    ),
+    "no C++ compiler for launchers": (
+        {"host_compiler": False}, "kernels", USABLE, "a C++ compiler not found", "install g++",
+    ),
     "device full": (
         {"used": 131_000}, "memory", USABLE, "no device has memory left: device 0: 72 of 131,072 MiB free",
         "end them, or choose another device with ASCEND_RT_VISIBLE_DEVICES",
@@ -99,6 +112,21 @@ def test_no_permission_names_the_files(machine, monkeypatch):
 
 def test_processes_that_hold_the_device_are_named(machine):
     assert machine(used=131_000).doctor["memory"].reason == "processes 4242 hold it"
+
+
+def test_without_tilelang_ops_are_plain_and_that_is_a_note(machine):
+    told = machine(tilelang=False).doctor["kernels"]
+    assert (told.status, told.remedy) == ("note", "pip install 'deepinfer-ascend[kernels]'")
+
+
+def test_a_compiler_of_a_folder_that_is_named_comes_before_that_of_the_path(tmp_path):
+    for folder in ("named", "path"):
+        (tmp_path / folder / "bin").mkdir(parents=True)
+        (tmp_path / folder / "bin" / "bisheng").touch()
+    found = toolchain({"BISHENG_HOME": "/named", "PATH": "/path/bin"}, tmp_path)
+    assert found.bisheng == tmp_path / "named" / "bin" / "bisheng"
+    (tmp_path / "named" / "bin" / "ld.lld").touch()
+    assert toolchain({"PATH": "/named/bin"}, tmp_path).linker == tmp_path / "named" / "bin" / "ld.lld"
 
 
 def test_a_container_without_a_manager_file_is_told(machine):

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from deepinfer_ascend import facts
+from deepinfer_ascend.jit.toolchain import toolchain
 from deepinfer_ascend.machine import Machine
 from deepinfer_core.plugins.torch_extensions import users_environment
 from deepinfer_core.types import DoctorCheck, HostInfo
@@ -24,6 +25,8 @@ def checks(host: HostInfo, root: Path = Path("/"), environ: Mapping[str, str] | 
     environ = users_environment() if environ is None else environ
     machine = Machine.read(root, environ)
     found = [*machine.checks()]
+    if machine.cann.folder is not None:
+        found.append(facts.kernel_check(toolchain(environ, root)))
     if machine.pair.torch:
         found.append(facts.autoload_check(machine.pair, import_error(environ)))
     if machine.devices:

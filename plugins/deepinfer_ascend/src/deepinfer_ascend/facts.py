@@ -14,6 +14,7 @@ from deepinfer_ascend.arches import SUPPORTED, arch_of
 from deepinfer_ascend.cann import LOWEST, Cann, missing_libraries
 from deepinfer_ascend.dcmi import Device
 from deepinfer_ascend.driver import Driver, too_old_for
+from deepinfer_ascend.jit.toolchain import Toolchain
 from deepinfer_ascend.torch_pair import AUTOLOAD, TorchPair
 from deepinfer_ascend.visible import OTHER, VARIABLE, disagreement, visible
 from deepinfer_core.types import DoctorCheck
@@ -146,6 +147,19 @@ def autoload_check(pair: TorchPair, import_error: str) -> DoctorCheck:
     reason = "it imports torch_npu, which needs CANN; deepinfer leaves it out, other programs with torch cannot start"
     remedy = f"source set_env.sh of CANN; or export {AUTOLOAD}=0; or pip uninstall torch-npu where there is no NPU"
     return _problem("import torch", what, reason, remedy)
+
+
+def kernel_check(tools: Toolchain) -> DoctorCheck:
+    """Whether kernels of ours can be compiled; without them their ops are plain ones, which are right and slow."""
+    if not tools.problem:
+        return _ok("kernels", f"TileLang, {tools.bisheng}, {tools.linker}")
+    if not tools.has_tilelang:
+        detail = f"{tools.problem}: ops without a kernel of the vendor are plain ones"
+        return DoctorCheck("kernels", "note", detail, remedy=tools.remedy)
+    reason = (
+        "TileLang lowers our kernels, and bisheng of CANN compiles them; without it their ops are plain ones, and slow"
+    )
+    return _problem("kernels", tools.problem, reason, tools.remedy)
 
 
 def memory_check(devices: Sequence[Device]) -> DoctorCheck:

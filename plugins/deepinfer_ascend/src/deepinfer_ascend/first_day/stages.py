@@ -60,6 +60,7 @@ def stages(options: Options, folder: Path) -> tuple[Stage, ...]:
         command = deepinfer("bench", kind, "--out", str(out), *arguments)
         return Stage(f"bench-{kind}", f"the speed of {kind} steps", command, 20 * MINUTE, {kind: out}, settings)
 
+    compiled = () if options.emulate else ("--compile",)
     kit, kernels = folder / "conformance.json", folder / "kernels.json"
     conformance = python(
         "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "deepinfer_core.conformance", "--backend", "ascend",
@@ -71,7 +72,8 @@ def stages(options: Options, folder: Path) -> tuple[Stage, ...]:
               passing=(0, 1) if options.emulate else (0,)),
         Stage("device", "tensors, copies, events, graphs, memory", python(f"{_OWN}.on_device", *own), 10 * MINUTE),
         Stage("vendors", "each symbol that an op calls", python(f"{_OWN}.vendors", *emulate), 10 * MINUTE),
-        Stage("kernels", "our own, lowered", python("deepinfer_ascend.jit.survey", "--json", str(kernels)), 30 * MINUTE,
+        Stage("kernels", "our own, lowered and compiled",
+              python("deepinfer_ascend.jit.survey", "--json", str(kernels), *compiled), 60 * MINUTE,
               {"kernels": kernels}),
         Stage("plain", "one text by plain ops alone", deepinfer("generate", "--json", *exact), 10 * MINUTE,
               environ=settings | {"DEEPINFER_ASCEND_LOWERED": "0"}),
