@@ -30,7 +30,7 @@ from mutant import Mutant  # noqa: E402
 import deepinfer_core.conformance as kit  # noqa: E402
 
 KIT = Path(str(kit.__file__)).resolve().parent
-INFRASTRUCTURE = ("mutant", "mutant_backends", "run_mutants", "toy_plugins", "run_toys", "conftest")
+INFRASTRUCTURE = ("layout_faults", "mutant", "mutant_backends", "run_mutants", "toy_plugins", "run_toys", "conftest")
 
 
 def areas() -> list[str]:

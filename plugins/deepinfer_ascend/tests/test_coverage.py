@@ -5,7 +5,18 @@ from pathlib import Path
 import pytest
 
 from deepinfer_ascend.backend import op_table
-from deepinfer_ascend.coverage import EQUIVALENT, KERNELS, LOWERED, SIZES, coverage, page_table
+from deepinfer_ascend.coverage import (
+    EQUIVALENT,
+    KERNELS,
+    LOWERED,
+    NOT_COVERED,
+    OWN,
+    OWN_CODE,
+    SIZES,
+    coverage,
+    page_table,
+    served,
+)
 from deepinfer_ascend.jit import serving
 from deepinfer_ascend.vendor.table import TABLE
 
@@ -26,6 +37,42 @@ def test_an_op_that_is_told_as_lowered_is_one_that_lowered_kernels_serve(monkeyp
     told = {op for op, how, _ in coverage() if LOWERED in how}
     assert told == set(serving.serve(made.ops)) == set(KERNELS)
     assert not any(made.plan[op] == "deepinfer-cpu" for op in told)
+    made.close()
+
+
+@pytest.mark.parametrize("lowered", [False, True])
+def test_the_plan_tells_an_op_without_kernel_as_that_of_cpu(monkeypatch, lowered):
+    """What a report shows as ours is an equivalent, a lowered kernel or code of its own, and never the plain op."""
+    from emulated_backend import emulated
+
+    monkeypatch.setenv(serving.VARIABLE, str(int(lowered)))
+    made = emulated()
+    told = {op: how for op, how, _ in coverage()}
+    ours = {op for op, who in made.plan.items() if who != "deepinfer-cpu"}
+    assert (
+        ours
+        == served(lowered=lowered)
+        == {op for op, how in told.items() if how != NOT_COVERED and (lowered or how != LOWERED)}
+    )
+    made.close()
+
+
+def test_own_code_calls_no_plain_op(monkeypatch):
+    from emulated_backend import emulated, rows
+
+    made = emulated()
+    q = made.quant.cast_per_token(rows(4, 128))
+    wanted = made.quant.dequantize(q)
+
+    def refuse(op):
+        raise AssertionError(f"the plain op {op} is called")
+
+    for module in ("quant", "attention"):
+        monkeypatch.setattr(f"deepinfer_ascend.ops.{module}.plain_op", refuse)
+    calls = {"attn.plan": lambda: made.attn.plan({"rows": 4}), "quant.dequantize": lambda: made.quant.dequantize(q)}
+    assert {op for op, how, _ in coverage() if how == OWN} == set(OWN_CODE) >= set(calls)
+    assert calls["attn.plan"]().shapes == {"rows": 4}
+    assert calls["quant.dequantize"]().equal(wanted)
     made.close()
 
 

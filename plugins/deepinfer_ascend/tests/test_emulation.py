@@ -105,6 +105,31 @@ def test_experts_lie_in_segments_of_128_rows(ascend, cpu, calls, make):
     assert torch.equal(*results)
 
 
+@pytest.mark.parametrize("make", [fp8_weight, fp4_weight])
+@pytest.mark.parametrize("ends", [[3, 3, 140, 150], [0, 0, 0, 150], [150] * 4, [1, 2, 3, 4]])
+def test_segments_side_by_side_are_moved_to_multiples_of_128_rows_and_back(ascend, cpu, calls, make, ends):
+    """Segments without rows, one of more than 128, rows of no segment, whose results are undefined."""
+    made = [make(N, K, seed) for seed in range(4)]
+    pair = ([w for w, _ in made], [sf for _, sf in made])
+    ours, theirs = weights(ascend, cpu, pair, use="experts")
+    x = rows(150, K)
+    wanted = cpu.gemm.grouped(cpu.quant.cast_per_token(x), theirs, ends)[: ends[-1]]
+    for given in (ends, torch.tensor(ends, dtype=torch.int32)):
+        found = ascend.gemm.grouped(ascend.quant.cast_per_token(x), ours, given)
+        assert calls[-1] == "deep_gemm.m_grouped_fp8_fp4_gemm_nt_contiguous"
+        assert torch.equal(found[: ends[-1]], wanted)
+
+
+@pytest.mark.parametrize("ends", [[3, 2, 5, 5], [1, 2, 3, 9], [5]])
+def test_segments_that_do_not_fit_are_refused(ascend, ends):
+    from deepinfer_core.errors import ShapeContractError
+
+    made = [fp8_weight(N, K, seed) for seed in range(4)]
+    w = ascend.quant.prepare_weight("w", [w for w, _ in made], [sf for _, sf in made], use="experts")
+    with pytest.raises(ShapeContractError, match="seg_ends"):
+        ascend.gemm.grouped(ascend.quant.cast_per_token(rows(T, K)), w, ends)
+
+
 def test_rows_that_were_not_quantised_are_not_quantised_by_experts(ascend, calls):
     w1, w2 = (
         ascend.quant.prepare_weight("w", [w], [sf], use="experts") for w, sf in (fp8_weight(512, K), fp8_weight(K, 256))
@@ -176,6 +201,11 @@ def test_scores_of_index_keys_come_in_bf16_and_topk_takes_them(ascend, cpu, call
     wanted = cpu.index.logits(q, weight, view, context_lens=lens, block_table=table, max_k=130)
     assert scores.dtype == torch.bfloat16
     assert torch.equal(scores, wanted.bfloat16())
+    calls.clear()  # as the model makes them: weights of bf16, which the kernel does not take
+    halved = ascend.index.logits(q, weight.bfloat16(), view, context_lens=lens, block_table=table, max_k=130)
+    assert calls[-1] == "deep_gemm.fp8_fp4_paged_mqa_logits"
+    same = cpu.index.logits(q, weight.bfloat16(), view, context_lens=lens, block_table=table, max_k=130)
+    assert torch.equal(halved, same.bfloat16())
     chosen = ascend.index.topk(scores, 16, end=lens)
     assert calls[-1] == "deep_select.topk"
     assert torch.equal(chosen, cpu.index.topk(scores, 16, end=lens))

@@ -12,6 +12,7 @@ import torch
 from deepinfer_ascend import emulation, ops
 from deepinfer_ascend.arches import SUPPORTED, arch_of
 from deepinfer_ascend.capabilities import capabilities
+from deepinfer_ascend.coverage import served
 from deepinfer_ascend.device.environment import RuntimeEnvironment
 from deepinfer_ascend.device.faults import typed
 from deepinfer_ascend.device.host_graphs import capture_on_host
@@ -95,11 +96,13 @@ def _build(plain: Any, *, lower: bool = False, **methods: Any) -> Any:
     table = dict(op_table())
     if lower:
         table |= serving.serve({**plain.ops, **table})
-    delegated = {op: call for op, call in plain.ops.items() if op not in table}
+    complete = {**plain.ops, **table}
+    # An op of ``ops/`` whose kernel is missing comes down to the plain one: the plan tells who computes.
+    plainly = complete.keys() - served(lowered=lower)
     return build_backend(
         NAME,
-        {**table, **delegated},
-        providers={op: plain.plan[op] for op in delegated},
+        complete,
+        providers={op: plain.plan[op] for op in plainly},
         unit_bytes=unit_bytes,
         alloc_caches=plain.alloc_caches,
         bind_inputs=plain.bind_inputs,

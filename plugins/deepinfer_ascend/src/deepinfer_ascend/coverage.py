@@ -1,8 +1,10 @@
 """What ``--emulate`` runs for each op: ``python -m deepinfer_ascend.coverage`` prints the table of ``ascend.md``.
 
 *Equivalent*: a vendor's kernel is bound, and its equivalent computes. *Lowered*: a kernel of ours, lowered to AscendC,
-is executed where ``DEEPINFER_ASCEND_LOWERED`` asks for it, and compared with the plain op in tests. *Not covered*: the
-plain op of ``cpu`` computes, which says nothing of any kernel of the device.
+is executed where ``DEEPINFER_ASCEND_LOWERED`` asks for it, and compared with the plain op in tests. *Own code*: it
+needs no kernel. *Not covered*: the plain op of ``cpu`` computes, which says nothing of any kernel of the device.
+
+The plan of a backend follows the same table (:func:`served`): what is not covered is told there as ``deepinfer-cpu``'s.
 """
 
 from __future__ import annotations
@@ -12,7 +14,12 @@ from collections.abc import Iterator
 
 from deepinfer_ascend.vendor.table import TABLE
 
-EQUIVALENT, LOWERED, NOT_COVERED = "equivalent", "lowered", "not covered"
+EQUIVALENT, LOWERED, OWN, NOT_COVERED = "equivalent", "lowered", "own code", "not covered"
+OWN_CODE = {
+    "attn.plan": "an object, which a step's handle is made beside",
+    "quant.dequantize": "codes and scale words, read by operators of torch",
+}
+"""Ops that need no kernel, and what they do."""
 KERNELS = {
     "cache.store": "`store_v41`, format V41, without values asked for",
     "meta.compressed_index": "`run_indices`, without a block table",
@@ -31,6 +38,7 @@ SIZES = {
     "attn.sparse_prefill": "heads of 512 values",
     "gemm.dense": "bf16 with bf16; FP8 with FP8 or FP4, inputs a multiple of 128",
     "gemm.einsum_heads": "FP8 with FP8, inputs a multiple of 128",
+    "gemm.grouped": "FP8 with FP8 or FP4, inputs a multiple of 128, a result of bf16",
     "index.logits": "FP4 keys of 128 values, 32 or 64 heads, no candidates",
     "index.topk": "bf16 scores",
     "moe.experts": "FP8 rows with FP8 or FP4 weights, inputs a multiple of 128",
@@ -52,10 +60,18 @@ def coverage() -> Iterator[tuple[str, str, str]]:
     for op in sorted(OPS):
         found = [(EQUIVALENT, f"{', '.join(symbols[op])}: {SIZES[op]}")] if op in SIZES else []
         found += [(LOWERED, KERNELS[op])] if op in KERNELS else []
+        found += [(OWN, OWN_CODE[op])] if op in OWN_CODE else []
         if found:
             yield op, ", ".join(how for how, _ in found), "; ".join(by for _, by in found)
         elif OPS[op].default or OPS[op].required:
             yield op, NOT_COVERED, "the plain op of `cpu`"
+
+
+def served(*, lowered: bool = False) -> frozenset[str]:
+    """Ops that this backend computes itself for the arguments that the table tells: by a library's kernel or, where
+    libraries are emulated, by its equivalent; by code of its own; with ``lowered`` by kernels of its own as well."""
+    bound = {op for symbol in TABLE.values() for op in symbol.ops}
+    return frozenset(bound | OWN_CODE.keys() | (KERNELS.keys() if lowered else set()))
 
 
 def page_table() -> str:

@@ -13,6 +13,7 @@ from attrs import define, frozen
 from torch import Tensor
 
 from deepinfer_ascend import vendor
+from deepinfer_ascend.contracts import misfit
 from deepinfer_ascend.fractal import ND
 from deepinfer_ascend.scale_words import GROUP, PER_WORD, pack, unpack
 
@@ -70,6 +71,16 @@ class QuantTensor:
             codes = decode(self.data, self.fmt)
             self._values = (codes.unflatten(-1, (-1, self.group)) * self.scale.unsqueeze(-1)).view(self.shape)
         return self._values
+
+    def moved(self, places: Tensor, rows: int) -> QuantTensor:
+        """A matrix of ``rows`` rows with row i of this one at ``places[i]``, int64 ``[M]``, and zeros elsewhere."""
+        data = self.data.new_zeros(rows, self.data.shape[1])
+        data[places] = self.data
+        if self.words is None:
+            raise misfit("QuantTensor.moved", "words", "int16 words of two UE8M0 scales", None)
+        words = self.words.new_zeros(self.words.shape[1], rows)
+        words[:, places] = self.words.t()
+        return QuantTensor(data, self.fmt, self.group, self.sf_kind, words.t())
 
     def overwrite(self, other: QuantTensor) -> QuantTensor:
         """Take the content of ``other``, of the same form, into this memory."""

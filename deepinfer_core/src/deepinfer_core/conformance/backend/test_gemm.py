@@ -204,13 +204,14 @@ def test_dense_of_a_row_does_not_depend_on_its_batch(
 @pytest.mark.parametrize(
     "loads", [[3, 0, 5, 1], [0, 0, 0, 9], [9, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], [40, 2, 0, 17]], ids=str
 )
+@pytest.mark.parametrize("inputs", [96, 256])
 def test_grouped_multiplies_each_segment_by_its_own_weight(
-    backend: Backend, device: Any, tolerance: Any, generator: torch.Generator, kind: str, loads: list[int]
+    backend: Backend, device: Any, tolerance: Any, generator: torch.Generator, kind: str, loads: list[int], inputs: int
 ) -> None:
-    pairs = [checkpoint_weight(kind, generator, 64, 96) for _ in loads]
+    pairs = [checkpoint_weight(kind, generator, 64, inputs) for _ in loads]
     scales = None if kind == "bf16" else [p[1].to(device) for p in pairs if p[1] is not None]
     weight = backend.ops[PREPARE]("w", [p[0].to(device) for p in pairs], scales, use="experts")
-    a, values = activation(backend, device, samples.normal(generator, sum(loads), 96), kind)
+    a, values = activation(backend, device, samples.normal(generator, sum(loads), inputs), kind)
     ends = torch.tensor(loads).cumsum(0)
     expected = reference.grouped(values, [weights.weight_values(*p) for p in pairs], ends.tolist())
     y = backend.ops[GROUPED](a, weight, ends.to(torch.int32).to(device))

@@ -202,12 +202,13 @@ def expected_rows(
 @pytest.mark.op(EXPERTS)
 @pytest.mark.level("smoke")
 @pytest.mark.parametrize("load", ["spread", "an expert without rows", "one token", "no token", "masked rows"])
+@pytest.mark.parametrize("width", [64, 128])
 def test_experts_equal_fp64_with_the_roundings_of_a_step(
-    backend: Backend, device: Any, tolerance: Any, generator: torch.Generator, load: str
+    backend: Backend, device: Any, tolerance: Any, generator: torch.Generator, load: str, width: int
 ) -> None:
-    e = make_experts(backend, device, generator)
+    e = make_experts(backend, device, generator, hidden=width, inner=width)
     idx, weight = choices(LOADS[load])
-    x = samples.normal(generator, len(idx), 64)
+    x = samples.normal(generator, len(idx), width)
     d, y = run_experts(backend, device, e, x, idx, weight)
     expected = expected_rows(e, x, idx, weight)
     order = places(d, idx, weight)

@@ -11,11 +11,12 @@ from torch import Tensor
 from deepinfer_ascend import vendor
 from deepinfer_ascend.ops.quant import cast_per_token
 from deepinfer_ascend.plain import plain_op
+from deepinfer_ascend.routing import SEGMENT, aligned_places
 from deepinfer_ascend.tensors import PreparedWeight, QuantTensor
 
 RECIPE = (1, 1, 32)
 """A scale for one row and 32 inputs of either operand."""
-K_MULTIPLE, SEGMENT = 128, 128
+K_MULTIPLE = 128
 FLOATS = (torch.bfloat16, torch.float32)
 
 
@@ -88,10 +89,35 @@ def grouped(
 ) -> Tensor:
     """Rows of ``a`` ``[M, K]`` sorted by group: group g owns rows ``[seg_ends[g-1], seg_ends[g])`` -> ``[M, N]``.
 
-    The plain op: a caller's segments lie side by side, and the kernel's begin at multiples of 128 rows
-    (:func:`aligned_product`, which ``moe.experts`` calls with rows that lie so).
+    FP8 rows with FP8 or FP4 weights take the kernel, whose segments begin at multiples of 128: rows are moved there and
+    back. Rows past the last segment are undefined.
+
+    :raises ShapeContractError: as the plain op, which serves everything else.
     """
-    return plain_op("gemm.grouped")(a, w, seg_ends, out_dtype=out_dtype, out=out)
+    ends = _ends(seg_ends, w, a)
+    into = out is None or (out.dtype == torch.bfloat16 and out.shape == (a.shape[0], w.shape[-1]))
+    if ends is None or out_dtype not in (None, torch.bfloat16) or not into or not takes_aligned(a, w):
+        return plain_op("gemm.grouped")(a, w, seg_ends, out_dtype=out_dtype, out=out)
+    sizes = ends.diff(prepend=ends.new_zeros(1))
+    number = torch.arange(a.shape[0], device=ends.device)
+    places, aligned = aligned_places(torch.searchsorted(ends, number, right=True), sizes)
+    # As many rows as there can be: each segment may end 127 rows before the next begins.
+    rows = a.shape[0] + len(sizes) * (SEGMENT - 1)
+    y = aligned_product(a.moved(places, -(-rows // SEGMENT) * SEGMENT), w, aligned)[places]
+    return y if out is None else out.copy_(y)
+
+
+def _ends(seg_ends: Tensor | Sequence[int], w: Any, a: Any) -> Tensor | None:
+    """int64 ends of segments, where there are rows and the host sees nothing wrong; None leaves it to the plain op."""
+    if len(a.shape) != 2 or not a.shape[0] or len(seg_ends) != w.shape[0]:
+        return None
+    if isinstance(seg_ends, Tensor) and seg_ends.device.type != "cpu":
+        return seg_ends.long()
+    ends = torch.as_tensor(seg_ends)
+    if ends.dtype not in (torch.int32, torch.int64) or ends.dim() != 1:
+        return None
+    fits = bool((ends.diff(prepend=ends.new_zeros(1)) >= 0).all()) and int(ends[-1]) <= a.shape[0]
+    return ends.to(a.device, torch.int64) if fits else None
 
 
 def takes_aligned(a: Any, w: Any) -> bool:

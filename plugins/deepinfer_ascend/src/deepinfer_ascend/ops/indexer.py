@@ -39,6 +39,7 @@ def logits(
 
     bf16 where a kernel of the library computes it, else fp32. What follows the visible entries is undefined.
 
+    :param weights: ``[T, heads]``, bf16 or fp32; a kernel takes fp32, which holds every bf16 value.
     :param max_k: columns, at least the longest row; None means the longest row: the op waits for the device.
     :raises ShapeContractError: as the plain op.
     """
@@ -47,7 +48,7 @@ def logits(
         lens = context_lens if paged else None if span is None else span[1] - span[0]
         if lens is not None and (_takes_cache(keys, block_table, lens, q) if paged else _takes_span(keys, span, q)):
             width = max(0, int(lens.max())) if max_k is None else max_k
-            pair = (q.data, q.words)
+            pair, weights = (q.data, q.words), weights.float().contiguous()
             if paged:
                 plan = vendor.symbol("deep_gemm.get_paged_mqa_logits_metadata", weights)(lens, keys.page, CUBE_CORES)
                 score = vendor.symbol("deep_gemm.fp8_fp4_paged_mqa_logits", weights)
@@ -70,9 +71,8 @@ def _takes_query(q: Any, weights: Tensor) -> bool:
         and q.shape[0] > 0
         and q.shape[1] in HEADS
         and q.shape[2] == WIDTH
-        and weights.dtype == torch.float32
+        and weights.dtype in (torch.bfloat16, torch.float32)
         and weights.shape == q.shape[:2]
-        and weights.is_contiguous()
     )
 
 

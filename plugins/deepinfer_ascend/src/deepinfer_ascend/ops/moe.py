@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from deepinfer_ascend import vendor
-from deepinfer_ascend.ops.gemm import SEGMENT, aligned_product, takes_aligned
+from deepinfer_ascend.ops.gemm import aligned_product, takes_aligned
 from deepinfer_ascend.ops.quant import cast_per_token, of_plain
 from deepinfer_ascend.plain import plain_op
-from deepinfer_ascend.routing import Dispatched
+from deepinfer_ascend.routing import SEGMENT, Dispatched, aligned_places
 from deepinfer_ascend.tensors import PreparedWeight, QuantTensor
 
 CAST = ("e4m3", 32, "ue8m0")
@@ -153,14 +153,7 @@ def segment_places(d: Any, count: int) -> tuple[Tensor, Tensor]:
         sizes = torch.zeros(count + 1, dtype=torch.int64, device=expert.device)
         sizes.index_add_(0, expert.clamp(max=count), torch.ones_like(expert))
         sizes = sizes[:count]
-    whole = (sizes + SEGMENT - 1) // SEGMENT * SEGMENT
-    begins = whole.cumsum(0) - whole
-    before = sizes.cumsum(0) - sizes
-    number = torch.arange(expert.shape[0], device=expert.device)
-    # Rows of no expert come last: behind every segment.
-    known = expert.clamp(max=count - 1)
-    places = torch.where(expert < count, begins[known] + number - before[known], whole.sum() + number - sizes.sum())
-    return places, (begins + sizes).int()
+    return aligned_places(expert, sizes)
 
 
 OPS = {"moe.gate": gate, "moe.dispatch": dispatch, "moe.swiglu": swiglu, "moe.experts": experts}

@@ -6,6 +6,15 @@ from deepinfer_ascend.chip import VECTOR_CORES
 from deepinfer_ascend.jit.registry import kernel
 
 
+def below(value, limit):
+    """The smaller; NaN stays, which a minimum may drop."""
+    return T.if_then_else(value > limit, limit, value)
+
+
+def above(value, limit):
+    return T.if_then_else(value < limit, limit, value)
+
+
 @kernel
 def swiglu_rows(*, inner: int, threads: int = 128):
     """``silu(min(g, limit)) * clip(u, -limit, limit) * weight`` of [g | u] bf16 ``[rows, 2 * inner]``, rounded to bf16
@@ -30,8 +39,8 @@ def swiglu_rows(*, inner: int, threads: int = 128):
                     T.copy(weight[row : row + 1], factor[0:1])
                     with T.SimtVF(threads=threads):
                         for i in T.Parallel(inner):
-                            gate = T.min(T.cast(held[i], T.float32), limit)
-                            up = T.max(T.min(T.cast(held[inner + i], T.float32), limit), -limit)
+                            gate = below(T.cast(held[i], T.float32), limit)
+                            up = above(below(T.cast(held[inner + i], T.float32), limit), -limit)
                             made[i] = gate / (1.0 + T.exp(-gate)) * up * factor[0]
                     T.copy(made, y[row, 0:inner])
 

@@ -29,7 +29,7 @@ TABLE = {
         Symbol("deep_gemm", "bf16_gemm_nt", _GEMM, ("gemm.dense",)),
         Symbol("deep_gemm", "fp8_fp4_gemm_nt", _GEMM, ("gemm.dense",)),
         Symbol("deep_gemm", "fp8_einsum", _GEMM, ("gemm.einsum_heads",)),
-        Symbol("deep_gemm", "m_grouped_fp8_fp4_gemm_nt_contiguous", _GEMM, ("moe.experts",)),
+        Symbol("deep_gemm", "m_grouped_fp8_fp4_gemm_nt_contiguous", _GEMM, ("gemm.grouped", "moe.experts")),
         Symbol("deep_gemm", "fp8_fp4_mqa_logits", _GEMM, ("index.logits",)),
         Symbol("deep_gemm", "fp8_fp4_paged_mqa_logits", _GEMM, ("index.logits",)),
         Symbol("deep_gemm", "get_paged_mqa_logits_metadata", _GEMM, ("index.logits",)),
