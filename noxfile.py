@@ -345,7 +345,7 @@ def nightly(session: nox.Session) -> None:
     each distribution's tests by themselves, what needs no torch on 3.11, neighbouring versions, all kernels, and calls
     of torch-npu."""
     units = [f"unit({distribution})" for distribution in UNITS]
-    for name in ("kernels", "npu_schemas", "torchless-3.11", "skew", *units):
+    for name in ("kernels", "npu_schemas", "emulation", "torchless-3.11", "skew", *units):
         session.notify(name)
     install_all(session, *TEST_TOOLS)
     install_grammars(session)
@@ -381,6 +381,35 @@ def npu_schemas(session: nox.Session) -> None:
     session.run("python", str(tests / "stub_cann.py"), str(stubs))
     alone = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "LD_LIBRARY_PATH": str(stubs)}
     session.run("python", "-m", "pytest", "-q", *(session.posargs or [str(tests)]), env={**TEST_ENV, **alone})
+
+
+@nox.session
+def emulation(session: nox.Session) -> None:
+    """The conformance kit at level core on backend ascend, on the processor: with equivalents, where ops that only
+    lowered kernels serve are a known failure, and with every lowered kernel executed. Needs g++. Reports go to
+    build/conformance."""
+    wheels = built(session, *TORCHLESS, *PLUGINS, ASCEND)
+    session.install("--compile-bytecode", TORCH, *wheels, "tilelang>=0.1.15,<0.1.16", *KIT_TOOLS)
+    known = ROOT / "plugins" / "deepinfer_ascend" / "tests" / "known_failures.toml"
+    reports = ROOT / "build" / "conformance"
+    reports.mkdir(parents=True, exist_ok=True)
+    session.chdir(session.create_tmp())
+    Path("pytest.ini").write_text("[pytest]\n")  # not the settings of the workspace around it
+    kit = (
+        "-n",
+        "2",
+        "--dist",
+        "loadfile",
+        "--pyargs",
+        "deepinfer_core.conformance",
+        "--backend",
+        "ascend",
+        "--emulate",
+    )
+    for name, lowered, options in (("equivalents", "0", (f"--known-failures={known}",)), ("lowered", "1", ())):
+        report = f"--report={reports / f'backend-ascend-{name}'}.json"
+        environ = {**TEST_ENV, "DEEPINFER_ASCEND_LOWERED": lowered}
+        session.run("python", "-m", "pytest", "-q", *kit, *options, report, *session.posargs, env=environ)
 
 
 @nox.session
