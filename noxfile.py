@@ -34,6 +34,8 @@ ASCEND = "./plugins/deepinfer_ascend"
 CHANGELOG_TOOLS = ("towncrier>=25.8",)
 # Never beside anything else: where CANN is not, it breaks every import of torch.
 TORCH_NPU = "torch-npu==2.13.0"
+# Its sources are read, and nothing of it runs: it wants a later Python.
+TILE_KERNELS = "tile-kernels==2.1.0"
 # What users of the extras [audit], [chat], [new-plugin] and [plots] have as well.
 LIBRARIES = ("scipy>=1.11", "deepseek-recipe>=0.2,<0.3", "jinja2>=3.1", "matplotlib>=3.8,<4")
 TEST_TOOLS = (
@@ -369,7 +371,7 @@ def kernels(session: nox.Session) -> None:
 @nox.session
 def npu_schemas(session: nox.Session) -> None:
     """Every call of backend ascend to torch-npu against schemas, signatures and shape functions of the real one, with
-    libraries in place of CANN's. Skipped where its wheel is not to be had."""
+    libraries in place of CANN's, and to tile-kernels against its sources. Skipped where torch-npu is not to be had."""
     wheels = built(session, *TORCHLESS, "./plugins/deepinfer_cpu", ASCEND)
     session.install("--compile-bytecode", TORCH, *wheels, *KIT_TOOLS, "pytest-timeout>=2.3")
     try:
@@ -379,7 +381,9 @@ def npu_schemas(session: nox.Session) -> None:
     tests = ROOT / "plugins" / "deepinfer_ascend" / "tests" / "npu_schemas"
     stubs = Path(session.create_tmp(), "cann").absolute()
     session.run("python", str(tests / "stub_cann.py"), str(stubs))
-    alone = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "LD_LIBRARY_PATH": str(stubs)}
+    sources = Path(session.create_tmp(), "tile_kernels").absolute()
+    session.install("--no-deps", "--python-version", "3.12", "--target", str(sources), TILE_KERNELS)
+    alone = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "LD_LIBRARY_PATH": str(stubs), "TILE_KERNELS": str(sources)}
     session.run("python", "-m", "pytest", "-q", *(session.posargs or [str(tests)]), env={**TEST_ENV, **alone})
 
 

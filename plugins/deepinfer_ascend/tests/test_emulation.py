@@ -6,6 +6,7 @@ from emulated_backend import K, N, T, emulated, fp4_weight, fp8_weight, plain, r
 
 from deepinfer_ascend import emulation, vendor
 from deepinfer_ascend.vendor.table import TABLE
+from deepinfer_core.errors import VendorImportError
 from deepinfer_core.types import CacheLayer, CacheSpec
 
 pytestmark = pytest.mark.emulated
@@ -137,6 +138,39 @@ def test_rows_that_were_not_quantised_are_not_quantised_by_experts(ascend, calls
     d = ascend.moe.dispatch(rows(T, K), torch.zeros(T, 1, dtype=torch.int64), torch.ones(T, 1))
     ascend.moe.experts(d, w1, w2, clamp=10.0)
     assert set(calls) == {"torch_npu.npu_format_cast"}
+
+
+def test_streams_go_through_tile_kernels(ascend, cpu, calls):
+    """Expanded, mixed and collapsed with the bits of the plain ops, whatever the layout of the coefficients."""
+    x, stream = rows(T, 256), rows(T, 4, 256, seed=4)
+    mixes, comb = torch.rand(T, 4), torch.rand(T, 4, 4).transpose(1, 2)
+    for name, arguments in (("expand", (x, 4)), ("post", (x, stream, mixes, comb)), ("head", (stream, mixes))):
+        mine, wanted = (getattr(backend.mhc, name)(*arguments) for backend in (ascend, cpu))
+        assert torch.equal(mine, wanted), name
+    names = ("expand_to_mhc_fwd", "mhc_post_fwd", "mhc_pre_apply_mix_fwd")
+    assert calls == [f"tile_kernels.{name}" for name in names]
+
+
+@pytest.mark.parametrize("mask", [None, torch.tensor([True, False, True, True, False])])
+def test_the_gate_of_engram_goes_through_tile_kernels(ascend, cpu, calls, mask):
+    params = cpu.engram.prepare_gate(rows(4, 128, seed=5), rows(4, 128, seed=6))
+    x, kv = rows(T, 4, 128), rows(T, 5 * 128, seed=7)
+    mine, wanted = (backend.engram.gate(x, kv, params, mask=mask) for backend in (ascend, cpu))
+    assert torch.equal(mine, wanted)
+    assert calls == ["tile_kernels.engram_gate_fwd"]
+    assert mask is None or torch.equal(mine[1], x[1])
+
+
+def test_a_symbol_that_is_not_bound_is_refused_with_the_reason(ascend):
+    with pytest.raises(VendorImportError, match=r"deep_ep\.EPBuffer is not bound") as caught:
+        vendor.symbol("deep_ep.EPBuffer", torch.zeros(1))
+    assert "of one rank" in caught.value.reason
+
+
+def test_streams_of_other_sizes_and_types_are_for_the_plain_ops(ascend, calls):
+    ascend.mhc.expand(rows(T, 96), 4)
+    ascend.mhc.head(torch.zeros(T, 4, 128), torch.zeros(T, 4))
+    assert calls == []
 
 
 def test_the_gate_leaves_the_choice_to_the_kernel(ascend, cpu, calls):

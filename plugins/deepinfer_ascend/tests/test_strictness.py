@@ -84,9 +84,22 @@ def test_segments_that_do_not_begin_at_128_rows_are_refused(ascend):
         take(a, (w.stored, w.words), d, torch.tensor([3, 9], dtype=torch.int32), recipe=RECIPE, use_psum_layout=True)
 
 
+WORDS = {"use_tma_aligned_col_major_sf": True, "round_sf": True, "use_packed_ue8m0": True}
 CALLS = {
-    "a cast of fp32": lambda: tile_kernels.per_token_cast(torch.zeros(2, 64), "e4m3", 32, True, True, True),
-    "a cast of half a word": lambda: tile_kernels.per_token_cast(rows(2, 96), "e4m3", 32, True, True, True),
+    "options by the places of another release": lambda: tile_kernels.per_token_cast(
+        rows(2, 64), "e4m3", 32, *[True] * 3
+    ),
+    "streams of fp32": lambda: tile_kernels.expand_to_mhc_fwd(torch.zeros(2, 128), torch.zeros(2, 4, 128)),
+    "streams of 64 values": lambda: tile_kernels.expand_to_mhc_fwd(rows(2, 64), rows(2, 4, 64)),
+    "mixes without their last dimension": lambda: tile_kernels.mhc_post_fwd(
+        rows(1, 2, 128), rows(1, 2, 4, 128), torch.zeros(1, 2, 4), torch.zeros(1, 2, 4, 4)
+    ),
+    "mixes of bf16": lambda: tile_kernels.mhc_pre_apply_mix_fwd(rows(2, 4, 128), rows(2, 4), rows(2, 128)),
+    "a gate that keeps sums for a backward pass": lambda: tile_kernels.engram_gate_fwd(
+        rows(2, 4, 128), rows(2, 5, 128), torch.zeros(4, 128), 1e-20, 1e-6
+    ),
+    "a cast of fp32": lambda: tile_kernels.per_token_cast(torch.zeros(2, 64), "e4m3", 32, **WORDS),
+    "a cast of half a word": lambda: tile_kernels.per_token_cast(rows(2, 96), "e4m3", 32, **WORDS),
     "a cast with fp32 scales": lambda: tile_kernels.per_token_cast(rows(2, 64), "e4m3", 32),
     "attention of 8 heads": lambda: attend(rows(2, 8, 512)),
     "attention of 64 values": lambda: attend(rows(2, 64, 64)),
@@ -119,4 +132,4 @@ def test_a_call_refuses(ascend, name):
 def test_calls_that_fit_are_taken(ascend):
     attend(rows(2, 64, 512), sink=torch.zeros(64))
     select(torch.zeros(2, 512).bfloat16())
-    tile_kernels.per_token_cast(rows(2, 64), "e2m1", 32, True, True, True)
+    tile_kernels.per_token_cast(rows(2, 64), "e2m1", 32, **WORDS)

@@ -17,14 +17,14 @@ from attrs import asdict, frozen
 
 from deepinfer_ascend import emulation
 from deepinfer_ascend.vendor.loading import resolve
-from deepinfer_ascend.vendor.table import TABLE
+from deepinfer_ascend.vendor.table import TABLE, UNBOUND
 from deepinfer_core.errors import VendorImportError
 
 
 @frozen
 class Found:
-    """:ivar state: ``found``, ``differs``, ``missing``. :ivar file: where it is. :ivar signature: the library's.
-    :ivar detail: what differs, or why it is missing."""
+    """:ivar state: ``found``, ``differs``, ``missing``, or ``unbound``: no op calls it. :ivar file: where it is.
+    :ivar signature: the library's. :ivar detail: what differs, why it is missing, or why no op calls it."""
 
     symbol: str
     state: str
@@ -74,8 +74,9 @@ def main() -> int:
         found = [Found(name, "found", TABLE[name].ops, "emulation", text) for name, text in ours.items()]
     else:
         found = [look_up(name) for name in TABLE]
+    found += [Found(name, "unbound", (), detail=why) for name, why in UNBOUND.items()]
     sys.stdout.write(json.dumps([asdict(item) for item in found], indent=1) + "\n")
-    return int(any(item.state != "found" for item in found))
+    return int(any(item.state in ("differs", "missing") for item in found))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Hyper-connections (``spec/model.md`` 2.4): the mixing coefficients, which the plain op makes in fp64 on a device.
+"""Hyper-connections (``spec/model.md`` 2.4): streams by kernels of tile-kernels, coefficients in fp32.
 
-The chip has no fp64. In fp32 they are within 1e-6 of those, and the table of ops allows 1e-5. On the host, under
-emulation, the plain op computes them as ever.
+The plain op makes coefficients in fp64 on a device, and the chip has none. In fp32 they are within 1e-6 of those, and
+the table of ops allows 1e-5. On the host, under emulation, the plain op computes them as ever.
 """
 
 from __future__ import annotations
@@ -11,9 +11,50 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deepinfer_ascend import vendor
 from deepinfer_ascend.contracts import check, misfit
 from deepinfer_ascend.plain import plain_op
 from deepinfer_ascend.tensors import PlainWeight
+
+LANES = 128
+"""Hidden sizes that the kernels take are multiples of it."""
+
+
+def expand(x: Tensor, c: int) -> Tensor:
+    """``[T, H]`` -> ``c`` copies ``[T, c, H]``."""
+    if x.dim() != 2 or not _takes(x) or c < 1:
+        return plain_op("mhc.expand")(x, c)  # type: ignore[no-any-return]
+    out = x.new_empty(x.shape[0], c, x.shape[1])
+    vendor.symbol("tile_kernels.expand_to_mhc_fwd", x)(x, out)
+    return out
+
+
+def post(y: Tensor, stream: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+    """``X_j <- post_j * y + sum_i comb_ij X_i`` in fp32, rounded once to the stream's dtype; ``y`` ``[T, H]``."""
+    fits = (
+        stream.dim() == 3 and _takes(stream) and y.dtype == stream.dtype and y.shape == (len(stream), stream.shape[2])
+    )
+    mixes = post.dtype == comb.dtype == torch.float32 and post.shape == stream.shape[:2]
+    if not fits or not mixes or comb.shape != (*stream.shape[:2], stream.shape[1]):
+        return plain_op("mhc.post")(y, stream, post, comb)  # type: ignore[no-any-return]
+    add = vendor.symbol("tile_kernels.mhc_post_fwd", stream)
+    one = (y.contiguous(), stream, post.contiguous().unsqueeze(2), comb.contiguous())  # a batch of one sequence
+    return add(*(part.unsqueeze(0) for part in one)).squeeze(0)  # type: ignore[no-any-return]
+
+
+def head(stream: Tensor, a: Tensor) -> Tensor:
+    """The final collapse ``sum_j a_j X_j`` ``[T, H]`` in the stream's dtype."""
+    mixes = a.dtype == torch.float32 and a.shape == stream.shape[:2]
+    if stream.dim() != 3 or not _takes(stream) or not mixes:
+        return plain_op("mhc.head")(stream, a)  # type: ignore[no-any-return]
+    out = stream.new_empty(stream.shape[0], stream.shape[2])
+    vendor.symbol("tile_kernels.mhc_pre_apply_mix_fwd", stream)(stream, a.contiguous(), out)
+    return out
+
+
+def _takes(x: Tensor) -> bool:
+    """Rows that the kernels read: bf16, one behind the other, whole registers."""
+    return x.dtype == torch.bfloat16 and x.numel() > 0 and x.is_contiguous() and x.shape[-1] % LANES == 0
 
 
 def pre(stream: Tensor, a: Tensor, params: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -32,7 +73,7 @@ def pre(stream: Tensor, a: Tensor, params: Any) -> tuple[Tensor, Tensor, Tensor,
     scaled = plain_op("gemm.dense")(flat, PlainWeight("fn", params.fn))
     mix = torch.addcmul(params.base, scaled * _inverse_rms(flat, params.norm_eps), params.scale)
     ahead, behind, comb = coefficients(mix, c, params.iters, params.eps)
-    return plain_op("mhc.head")(stream, a), ahead, behind, comb
+    return head(stream, a), ahead, behind, comb
 
 
 def coefficients(mix: Tensor, c: int, iters: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,4 +92,4 @@ def _inverse_rms(x: Tensor, eps: float) -> Tensor:
     return (x.square().mean(1, keepdim=True) + eps).rsqrt()
 
 
-OPS = {"mhc.pre": pre}
+OPS = {"mhc.pre": pre, "mhc.expand": expand, "mhc.post": post, "mhc.head": head}

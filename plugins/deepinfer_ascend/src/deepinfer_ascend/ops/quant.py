@@ -36,7 +36,7 @@ def cast_per_token(
     if _takes(x, fmt, group, sf):
         rows = x.reshape(-1, x.shape[-1])
         cast = vendor.symbol("tile_kernels.per_token_cast", x)
-        data, words = cast(rows, fmt, group, True, True, True)
+        data, words = cast(rows, fmt, group, use_tma_aligned_col_major_sf=True, round_sf=True, use_packed_ue8m0=True)
         data = data.view(torch.uint8).view(*x.shape[:-1], -1)
         made = QuantTensor(data, fmt, group, sf, words)
     else:
