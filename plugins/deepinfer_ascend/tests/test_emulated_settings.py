@@ -89,7 +89,7 @@ def test_answers_are_those_of_cpu(name):
 @pytest.mark.parametrize("replay", ["window", "exact"])
 def test_answers_behind_a_prefix_hit_are_those_of_cpu(replay):
     settings = {"prefix_cache": True, "prefix_replay": replay, "block_size": 16}
-    shared = prompt(200, 8)
+    shared = prompt(400, 8)
     cases = [([*shared, *prompt(n, n)], {"temperature": 0}) for n in (3, 20)]
     found = run(cases, times=2, **EMULATED, **settings)
     assert found == run(cases, times=2, backend="cpu", **settings)
