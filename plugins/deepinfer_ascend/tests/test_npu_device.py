@@ -48,6 +48,11 @@ def test_the_engine_gives_the_tokens_of_cpu(report):
 
 
 @pytest.mark.timeout(900)
+def test_inputs_and_results_travel_on_streams_of_their_own(report):
+    assert report["copies"] >= 2 * len(report["tokens"])
+
+
+@pytest.mark.timeout(900)
 def test_no_op_of_a_step_makes_fp64_tensors(report):
     """None of the ops of a step: the chip has no fp64."""
     assert report["doubles"] == {}

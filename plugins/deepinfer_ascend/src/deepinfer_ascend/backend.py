@@ -105,10 +105,8 @@ def _build(plain: Any, *, lower: bool = False, **methods: Any) -> Any:
         providers={op: plain.plan[op] for op in plainly},
         unit_bytes=unit_bytes,
         alloc_caches=plain.alloc_caches,
-        bind_inputs=plain.bind_inputs,
-        to_host=plain.to_host,
         defaults=plain,
-        **methods,
+        **{"bind_inputs": plain.bind_inputs, "to_host": plain.to_host, **methods},
     )
 
 
@@ -137,6 +135,9 @@ def _on_npu(device: str | None, environment: RuntimeEnvironment) -> Any:
         plain,
         device=chosen,
         capabilities=capabilities(memory_bytes=module.get_device_properties(chosen).total_memory),
+        bind_inputs=runtime.bind_inputs,
+        to_host=runtime.to_host,
+        prefetch=runtime.prefetch,
         record_event=runtime.record_event,
         wait=runtime.wait,
         capture=runtime.capture,

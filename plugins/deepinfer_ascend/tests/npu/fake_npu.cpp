@@ -57,6 +57,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   bool isPinnedPtr(const void *) const override { return false; }
+  c10::Allocator *getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
   const at::Generator &getDefaultGenerator(c10::DeviceIndex) const override {
     static auto generator = at::detail::getDefaultCPUGenerator();
     return generator;
@@ -119,6 +120,7 @@ void on_the_processor(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("record_stream", [](at::Tensor &, c10::Stream) {});
   m.impl("empty.memory_format", make_empty);
   m.impl("empty_strided", make_strided);
   m.impl("_copy_from", copy_from);

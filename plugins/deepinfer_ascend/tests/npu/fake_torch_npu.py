@@ -5,7 +5,7 @@ Imported in a process of its own: a device of torch has one name for the life of
 
 import sys
 import types
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -20,23 +20,44 @@ calls = []
 FORMATS = {528: ("v41", 512), 288: ("v41_fp4", 512), 68: ("index_fp4", 128)}
 
 
+copied = []
+"""Streams other than the compute stream that were entered, in order."""
+
+
+class Stream(torch.Stream):
+    def wait_event(self, event):
+        assert event.stream is not None, "nothing was recorded"
+
+
 class Event:
+    stream = None
+
     def record(self, stream):
-        assert stream == "compute"
+        self.stream = stream
+
+    def query(self):
+        return False  # not yet: whoever needs it has to wait
 
     def synchronize(self):
-        pass
+        assert self.stream is not None, "nothing was recorded"
+
+
+@contextmanager
+def entered(stream):
+    copied.append(stream)
+    yield
 
 
 def start(device):
     """Register the device, and put the fakes where imports find them."""
     device.start()
     torch.utils.rename_privateuse1_backend("npu")
-    npu = types.ModuleType("torch.npu")
+    npu, compute = types.ModuleType("torch.npu"), Stream(device="npu")
     npu.__dict__.update(
         device_count=lambda: 2, is_available=lambda: True, is_initialized=lambda: True, _is_in_bad_fork=lambda: False,
         current_device=device.current_device, set_device=lambda at: device.set_device(torch.device(at).index or 0),
-        synchronize=lambda at=None: None, manual_seed_all=lambda seed: None, current_stream=lambda at=None: "compute",
+        synchronize=lambda at=None: None, manual_seed_all=lambda seed: None, current_stream=lambda at=None: compute,
+        Stream=lambda at=None: Stream(device="npu"), stream=entered,
         get_device_name=lambda at=None: "Ascend950PR_9599", Event=Event,
         graph=lambda g, pool=None, capture_error_mode="global": nullcontext(), config=types.SimpleNamespace(),
         set_compile_mode=lambda jit_compile=False: None,

@@ -121,6 +121,7 @@ def main():
     wanted = generate("cpu")
     assemble.select_backend = lambda manager, needs: Selection(manager.require("backend", "ascend"), "backend: ascend")
     found = generate("ascend")
+    report["copies"] = len(fake_torch_npu.copied)
     report |= {"tokens": found, "tokens of cpu": wanted, "doubles": dict(sorted(doubles.items()))}
     Path(sys.argv[2]).write_text(json.dumps(report, indent=1))
 

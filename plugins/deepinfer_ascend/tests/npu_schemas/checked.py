@@ -8,7 +8,6 @@ ANSWERS = {
     "device_count": 2,
     "is_available": True,
     "current_device": 0,
-    "current_stream": "compute",
     "graph_pool_handle": "pool",
     "get_device_name": "Ascend950PR_9599",
 }
@@ -25,7 +24,7 @@ def bound(real, name, arguments, options):
 
 
 class Instance:
-    """One of a class of ``torch.npu``: methods answer None, ``query`` that it is over."""
+    """One of a class of ``torch.npu``: methods answer None, ``query`` that it is not over."""
 
     def __init__(self, owner, real, name):
         self.__dict__.update(_owner=owner, _real=real, _name=name)
@@ -37,7 +36,7 @@ class Instance:
 
         def call(*arguments, **options):
             bound(real, name, (self, *arguments), options)
-            return method == "query" or None
+            return False if method == "query" else None
 
         return call
 
@@ -62,6 +61,8 @@ class Checked:
 
         def call(*arguments, **options):
             bound(real, name, arguments, options)
+            if name == "current_stream":
+                return Instance(self, self.real.Stream, "Stream")
             if inspect.isclass(real) or name == "stream":
                 return Instance(self, real, name)
             if name == "get_device_properties":

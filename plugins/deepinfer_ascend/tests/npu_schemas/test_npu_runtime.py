@@ -3,6 +3,7 @@
 import ast
 import inspect
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from checked import PROPERTIES, Checked
 from deepinfer_ascend import backend, device
 from deepinfer_ascend.device import environment, faults
 from deepinfer_ascend.device.environment import RuntimeEnvironment
+from deepinfer_ascend.device.queues import Queues
 from deepinfer_core.interfaces import cpu_backend
 
 NOT_TORCH_NPU = {"TILELANG_DEFAULT_TARGET", "HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_NPU_SOCKET_PORT_RANGE"}
@@ -31,6 +33,11 @@ def npu(torch_npu):
         on_npu = backend._on_npu("npu", environ)
         on_npu.wait(on_npu.record_event())
         on_npu.capture(lambda: None)()
+        queues = Queues(made, on_npu.device)
+        with queues.uploading():
+            queues.uploaded(SimpleNamespace(record_stream=lambda stream: None))
+        with queues.downloading():
+            queues.downloaded()
         on_npu.close()
     return made
 

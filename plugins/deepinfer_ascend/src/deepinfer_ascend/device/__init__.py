@@ -1,1 +1,1 @@
-"""What is not an op: the runtime's environment, events, graphs, and the faults of a device."""
+"""What is not an op: environment and options of the runtime, streams and copies, events, graphs, faults of a device."""

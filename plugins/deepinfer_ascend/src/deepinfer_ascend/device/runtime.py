@@ -1,13 +1,15 @@
-"""Events and graphs of one NPU. Copies are torch's own, on the compute stream: nothing overlaps with a step yet."""
+"""Events, copies and graphs of one NPU: everything of a backend that is not an op."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
+from deepinfer_ascend.device.copies import Copies
+from deepinfer_ascend.device.queues import Queues
 from deepinfer_core.errors import CapacityError, DeepInferError, GraphCaptureError
 
 ERROR_MODE = "thread_local"
@@ -20,13 +22,25 @@ class DeviceRuntime:
 
     def __init__(self, module: Any, device: torch.device) -> None:
         self._module, self._device = module, device
+        self._queues = Queues(module, device)
+        self._copies = Copies(device, self._queues)
         self._pool: Any = None
 
+    def bind_inputs(self, record: Any) -> Any:
+        """The same record with its arrays on the device. Never waits for it."""
+        return self._copies.bind(record)
+
+    def prefetch(self, tensors: Iterable[Any]) -> None:
+        """Begin to copy values to the host; ``to_host`` gives them later. Never waits for the device."""
+        self._copies.prefetch(tensors)
+
+    def to_host(self, tensor: Any) -> Any:
+        """The values of ``tensor`` as a numpy array; waits for what makes them, or for a copy under way."""
+        return self._copies.to_host(tensor)
+
     def record_event(self) -> Any:
-        """Marks the end of everything that was launched so far. Without timing, as graphs need it."""
-        event = self._module.Event()
-        event.record(self._module.current_stream(self._device))
-        return event
+        """Marks the end of everything that was launched so far."""
+        return self._queues.record(self._queues.compute)
 
     def wait(self, event: Any) -> None:
         event.synchronize()
@@ -39,7 +53,7 @@ class DeviceRuntime:
         :raises GraphCaptureError: ``call`` does something else. :raises CapacityError: there is no memory for it.
         """
         call()  # libraries make workspaces at their first use, which no capture may contain
-        self._module.synchronize()
+        self._queues.synchronize()
         if self._pool is None:
             self._pool = self._module.graph_pool_handle()
         graph = self._module.NPUGraph()
@@ -55,8 +69,9 @@ class DeviceRuntime:
         return replay
 
     def close(self) -> None:
-        """Wait for the device. Idempotent."""
-        self._module.synchronize()
+        """Wait for the device, then give pinned memory back. Idempotent."""
+        self._queues.synchronize()
+        self._copies.close()
         self._pool = None
 
 
