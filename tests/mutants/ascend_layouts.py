@@ -41,6 +41,8 @@ HEADS, GROUPED = "deep_gemm.fp8_einsum", "deep_gemm.m_grouped_fp8_fp4_gemm_nt_co
 SCORES, PAGED = "deep_gemm.fp8_fp4_mqa_logits", "deep_gemm.fp8_fp4_paged_mqa_logits"
 CAST, GATE = "tile_kernels.per_token_cast", "tile_kernels.moe_topk_gate_forward"
 SELECT, FORMAT = "deep_select.topk", "torch_npu.npu_format_cast"
+EXPAND, POST = "tile_kernels.expand_to_mhc_fwd", "tile_kernels.mhc_post_fwd"
+COLLAPSE, ENGRAM = "tile_kernels.mhc_pre_apply_mix_fwd", "tile_kernels.engram_gate_fwd"
 PREFILL, DECODE = "flash_mla.flash_mla_sparse_fwd", "flash_mla.flash_mla_with_kvcache"
 AT = {
     DENSE: ("backend/test_gemm.py", "dense"),
@@ -53,6 +55,10 @@ AT = {
     CAST: ("backend/test_quant.py", "cast"),
     GATE: ("backend/test_moe_gate.py", ""),
     FORMAT: ("backend/test_gemm.py", "dense"),
+    EXPAND: ("backend/test_mhc.py", "expand"),
+    POST: ("backend/test_mhc.py", "post"),
+    COLLAPSE: ("backend/test_mhc.py", "head or collapse or pre"),
+    ENGRAM: ("backend/test_engram.py", "gate"),
     PREFILL: ("backend/test_attention.py", "prefill"),
     DECODE: ("backend/test_attention.py", "decode"),
 }
@@ -226,5 +232,31 @@ MUTANTS = [
         },
     ),
     made("entries in tiles of 32", AT[DECODE], replaced("ops.attention", "TILE", lambda _: 32)),
+    *faults_of(EXPAND, {"fp32 rows": argument(0, lambda x: x.float())}),
+    *faults_of(
+        POST,
+        {
+            "fp32 streams": argument(1, lambda x: x.float()),
+            "coefficients of bf16": argument(2, lambda x: x.bfloat16()),
+            "mixing by columns": argument(3, column_major),
+            "the mixing matrix transposed": argument(3, lambda x: x.transpose(-1, -2).contiguous()),
+        },
+    ),
+    *faults_of(
+        COLLAPSE,
+        {
+            "coefficients of bf16": argument(1, lambda x: x.bfloat16()),
+            "streams in the other order": argument(0, lambda x: x.flip(1)),
+        },
+    ),
+    *faults_of(
+        ENGRAM,
+        {
+            "the value before the keys": argument(1, lambda kv: kv.roll(1, 1)),
+            "a weight of bf16": argument(2, lambda x: x.bfloat16()),
+            "a mask of text rows": option("image_token_mask", lambda m: None if m is None else ~m),
+            "no floor": argument(4, lambda _: 0.0),
+        },
+    ),
     *faults_of(FORMAT, {"weights left in ND": argument(1, lambda _: 2)}),
 ]

@@ -42,3 +42,16 @@ def test_mutants_of_all_areas_are_many_and_named_once() -> None:
     names = json.loads(subprocess.run(run, capture_output=True, text=True, timeout=60, check=True).stdout)
     assert len(names) >= 25
     assert sorted(set(names)) == sorted(names)
+
+
+def test_every_symbol_of_a_library_that_backend_ascend_calls_has_faults() -> None:
+    table = pytest.importorskip("deepinfer_ascend.vendor.table").TABLE
+    code = (
+        "import json, sys; sys.path.insert(0, sys.argv[1]); import ascend_layouts; "
+        "print(json.dumps([m.name for m in ascend_layouts.MUTANTS]))"
+    )
+    run = [sys.executable, "-c", code, str(HERE)]
+    names = json.loads(subprocess.run(run, capture_output=True, text=True, timeout=60, check=True).stdout)
+    handles = {"flash_mla.get_mla_metadata", "deep_gemm.get_paged_mqa_logits_metadata"}  # they lay out nothing
+    lacking = [symbol for symbol in table if symbol not in handles and not any(symbol in name for name in names)]
+    assert not lacking, "tests/mutants/ascend_layouts.py has no fault of these"

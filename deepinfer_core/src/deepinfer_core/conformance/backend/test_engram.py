@@ -179,10 +179,11 @@ def test_gate_equals_fp64(
 
 @pytest.mark.op(GATE)
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("width", [64, 256])
 def test_gate_of_masked_rows_leaves_them_as_they_are(
-    backend: Backend, device: Any, tolerance: Any, generator: torch.Generator, share: float
+    backend: Backend, device: Any, tolerance: Any, generator: torch.Generator, share: float, width: int
 ) -> None:
-    inputs = gate_inputs(generator, 12, 4, 64)
+    inputs = gate_inputs(generator, 12, 4, width)
     mask = torch.rand(12, generator=generator) >= share
     require_gate(backend, device, tolerance, inputs, mask)
     x, kv, q_weight, k_weight = inputs

@@ -166,14 +166,16 @@ def test_a_broken_row_spares_the_others(backend: Backend, device: Any, generator
 
 @pytest.mark.op(EXPAND)
 @pytest.mark.level("smoke")
-@pytest.mark.parametrize(("tokens", "width", "c"), [(5, 64, 4), (0, 64, 4), (1, 96, 1), (7, 32, 3)])
+@pytest.mark.parametrize(("tokens", "width", "c"), [(5, 64, 4), (0, 64, 4), (1, 96, 1), (7, 32, 3), (9, 256, 4)])
 def test_expand_copies_each_row_once_a_stream(
     backend: Backend, device: Any, generator: torch.Generator, tokens: int, width: int, c: int
 ) -> None:
     x = samples.normal(generator, tokens, width)
+    expected = torch.stack([x] * c, dim=1)
+    require_same_bytes(backend.ops[EXPAND](x.to(device), c).cpu(), expected, EXPAND, op=EXPAND)
     given = samples.strided(x.to(device)) if tokens else x.to(device)
     stream = backend.ops[EXPAND](given, c)
-    require_same_bytes(stream.cpu(), torch.stack([x] * c, dim=1), EXPAND, op=EXPAND)
+    require_same_bytes(stream.cpu(), expected, f"{EXPAND}: strided", op=EXPAND)
     stream[:, 0] = 0  # copies, not views of one row
     require_same_bytes(given.cpu().contiguous(), x, f"{EXPAND}: a stream is the input itself", op=EXPAND)
     if c > 1:
