@@ -19,6 +19,7 @@ from deepinfer_ascend.device.host_graphs import capture_on_host
 from deepinfer_ascend.device.options import apply_options
 from deepinfer_ascend.device.runtime import DeviceRuntime
 from deepinfer_ascend.jit import serving
+from deepinfer_ascend.jit.ready import require_tools
 from deepinfer_core.caches import unit_bytes
 from deepinfer_core.errors import BackendUnavailable, ConfigError, PluginError, UnsupportedArch, VendorImportError
 from deepinfer_core.interfaces import build_backend, cpu_backend
@@ -72,6 +73,9 @@ def _emulated(device: str | None) -> Any:
             reason="it runs on the processor",
             remedy="leave the device unset",
         )
+    lower = serving.asked()
+    if lower:
+        require_tools()
     plain = cpu_backend()
     emulation.open_emulation()
     closers = [plain.close, emulation.close_emulation]
@@ -82,7 +86,7 @@ def _emulated(device: str | None) -> Any:
 
     return _build(
         plain,
-        lower=serving.asked(),
+        lower=lower,
         device=torch.device("cpu"),
         capabilities=capabilities(memory_bytes=plain.capabilities.memory_bytes, emulated=True),
         capture=capture_on_host,
