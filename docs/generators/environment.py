@@ -22,7 +22,8 @@ OF_CUDA = {
 }
 
 OF_ASCEND = {
-    "DEEPINFER_ASCEND_LOWERED": "1: under `--emulate`, execute lowered kernels on the processor; default: 0",
+    "DEEPINFER_ASCEND_LOWERED": "under `--emulate`, 1: execute lowered kernels on the processor; default: 0. On a "
+    "device, 0: leave their ops to plain ones, 1: refuse to run without `bisheng`; default: they serve where it is",
     "DEEPINFER_ASCEND_CACHE": "folder of kernels compiled so; default `deepinfer/ascend` in the user's cache folder",
 }
 

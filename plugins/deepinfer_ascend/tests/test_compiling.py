@@ -7,9 +7,10 @@ import sys
 import pytest
 import torch
 
-from deepinfer_ascend.jit import compiling, survey
+from deepinfer_ascend.jit import compiling, hosted, survey
 from deepinfer_ascend.jit.compiling import Compiled, compiled
 from deepinfer_ascend.jit.lowering import Lowered, lowered
+from deepinfer_ascend.jit.placing import on_its_device, wanted_on_device
 from deepinfer_core.errors import EngineError, ShapeContractError, VendorImportError
 
 SIZES = {"width": 32}
@@ -115,3 +116,36 @@ def test_the_survey_compiles_what_lowers_and_tells_what_bisheng_refuses(monkeypa
     found, problems, _ = survey.survey(compile_too=True)
     assert [*found] == ["rms_rows(width=1)", "rms_rows(width=2)"]
     assert problems == ["rms_rows(width=2) does not compile: error: no such intrinsic"]
+
+
+def test_a_kernel_with_tensors_of_a_device_is_launched_there(monkeypatch):
+    ran = []
+    monkeypatch.setattr(hosted, "compiled", lambda name, sizes: lambda **given: ran.append((name, sizes, [*given])))
+    kernel = Lowered("k", "", "k", (), 0.0, (("width", 32),))
+    assert hosted.run(kernel, 2, x=torch.zeros(2, device="meta"), rows=2) == {}
+    assert ran == [("k", {"width": 32}, ["x", "rows"])]
+
+
+def test_what_an_op_makes_lies_on_the_device_of_what_it_gets():
+    made = on_its_device(lambda x, shape: torch.empty(shape))
+    assert made(torch.zeros(1), 3).device.type == "cpu"
+    assert made(torch.zeros(1, device="meta"), 3).device.type == "meta"
+    assert made(None, 3).device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("asked", "there", "serves"),
+    [("", True, True), ("", False, False), ("0", True, False), ("1", True, True), ("1", False, None)],
+)
+def test_kernels_serve_on_a_device_where_they_can_be_compiled_or_are_asked_for(
+    monkeypatch, tmp_path, asked, there, serves
+):
+    monkeypatch.setattr("deepinfer_ascend.jit.toolchain.find_spec", lambda name: object())
+    for name in ("bisheng", "ld.lld", "g++") if there else ():
+        (tmp_path / name).touch()
+    environ = {"PATH": str(tmp_path), **({"DEEPINFER_ASCEND_LOWERED": asked} if asked else {})}
+    if serves is None:
+        with pytest.raises(VendorImportError, match="cannot be compiled for the device"):
+            wanted_on_device(environ)
+    else:
+        assert wanted_on_device(environ) is serves

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.emulated,
+    pytest.mark.skipif(find_spec("tilelang") is None, reason="TileLang is not installed"),
     pytest.mark.skipif(not (shutil.which("ninja") and shutil.which("c++")), reason="needs ninja and a C++ compiler"),
 ]
 SCRIPT = Path(__file__).parent / "npu" / "run_on_npu.py"
@@ -45,6 +47,12 @@ def test_ops_at_sizes_of_kernels_are_those_of_cpu(report):
 @pytest.mark.timeout(900)
 def test_the_engine_gives_the_tokens_of_cpu(report):
     assert report["tokens"] == report["tokens of cpu"]
+
+
+@pytest.mark.timeout(900)
+def test_kernels_of_ours_are_launched_with_tensors_of_the_device(report):
+    assert report["kernels"]["differences"] == dict.fromkeys(report["kernels"]["differences"], 0.0)
+    assert report["kernels"]["ran"] == ["rms_rows", "ring_indices"]
 
 
 @pytest.mark.timeout(900)

@@ -19,6 +19,7 @@ from deepinfer_ascend.device.host_graphs import capture_on_host
 from deepinfer_ascend.device.options import apply_options
 from deepinfer_ascend.device.runtime import DeviceRuntime
 from deepinfer_ascend.jit import serving
+from deepinfer_ascend.jit.placing import on_its_device, wanted_on_device
 from deepinfer_ascend.jit.ready import require_tools
 from deepinfer_core.caches import unit_bytes
 from deepinfer_core.errors import BackendUnavailable, ConfigError, PluginError, UnsupportedArch, VendorImportError
@@ -96,10 +97,10 @@ def _emulated(device: str | None) -> Any:
 
 
 def _build(plain: Any, *, lower: bool = False, **methods: Any) -> Any:
-    """``lower``: with lowered kernels, executed on the processor, in front of the ops that they serve."""
+    """``lower``: with kernels of ours in front of the ops that they serve."""
     table = dict(op_table())
     if lower:
-        table |= serving.serve({**plain.ops, **table})
+        table |= {op: on_its_device(call) for op, call in serving.serve({**plain.ops, **table}).items()}
     complete = {**plain.ops, **table}
     # An op of ``ops/`` whose kernel is missing comes down to the plain one: the plan tells who computes.
     plainly = complete.keys() - served(lowered=lower)
@@ -137,6 +138,7 @@ def _on_npu(device: str | None, environment: RuntimeEnvironment) -> Any:
 
     return _build(
         plain,
+        lower=wanted_on_device(),
         device=chosen,
         capabilities=capabilities(memory_bytes=module.get_device_properties(chosen).total_memory),
         bind_inputs=runtime.bind_inputs,

@@ -1,6 +1,7 @@
 """Run by ``test_npu_device.py``: the backend on the fake device, and what it did, as JSON."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -14,6 +15,9 @@ import fake_torch_npu  # noqa: E402
 from emulated_backend import K, T, fp4_weight, fp8_weight, plain, rows  # noqa: E402
 
 from deepinfer_ascend import backend as backend_module  # noqa: E402
+from deepinfer_ascend.chip import VECTOR_CORES  # noqa: E402
+from deepinfer_ascend.jit import hosted  # noqa: E402
+from deepinfer_ascend.jit.lowering import lowered  # noqa: E402
 from deepinfer_core.assembly import assemble  # noqa: E402
 from deepinfer_core.config import EngineConfig  # noqa: E402
 from deepinfer_core.llm import LLM  # noqa: E402
@@ -107,6 +111,38 @@ def kernel_sizes():
     return found
 
 
+def kernels_of_ours(device):
+    """Ops that our kernels serve, on the device: what those are compiled to is stood for by their lowered source, which
+    shares the device's memory. Greatest difference to the same kernels on the host."""
+    ran, found = [], {}
+
+    def compiled(name, sizes):
+        def launch(**given):
+            ran.append(name)
+            there = {k: device.on_host(v) if isinstance(v, torch.Tensor) else v for k, v in given.items()}
+            hosted.run(lowered(name, **sizes), VECTOR_CORES, **there)
+
+        return launch
+
+    hosted.compiled = compiled
+    backend_module.wanted_on_device = lambda: True
+    npu = backend_module.create("npu:0", EngineConfig(backend="ascend"))
+    backend_module.wanted_on_device = lambda: False
+    os.environ["DEEPINFER_ASCEND_LOWERED"] = "1"
+    host = backend_module.create(None, EngineConfig(backend="ascend", emulate=True))
+    del os.environ["DEEPINFER_ASCEND_LOWERED"]
+    pairs = torch.tensor([[3, 4], [0, 0]], dtype=torch.int32)
+    for name, call in {
+        "norm.rms": lambda which, put: which.norm.rms(put(rows(T, 64)), put(rows(64)).float(), eps=1e-6)[0],
+        "meta.window_index_decode": lambda which, put: which.meta.window_index_decode(put(pairs), 8, 32),
+    }.items():
+        mine, wanted = call(npu, lambda t: t.to("npu")), call(host, lambda t: t)
+        found[name] = float((mine.cpu().float() - wanted.float()).abs().max()) if mine.device.type == "npu" else None
+    npu.close()
+    host.close()
+    return {"differences": found, "ran": ran}
+
+
 def generate(backend):
     with LLM(backend=backend, graphs=False, kv_memory="64MiB") as llm:
         [output] = llm.generate("import os", SamplingParams(temperature=0.0, max_tokens=12))
@@ -121,6 +157,7 @@ def main():
     wanted = generate("cpu")
     assemble.select_backend = lambda manager, needs: Selection(manager.require("backend", "ascend"), "backend: ascend")
     found = generate("ascend")
+    report["kernels"] = kernels_of_ours(device)
     report["copies"] = len(fake_torch_npu.copied)
     report |= {"tokens": found, "tokens of cpu": wanted, "doubles": dict(sorted(doubles.items()))}
     Path(sys.argv[2]).write_text(json.dumps(report, indent=1))

@@ -14,7 +14,7 @@ from attrs import frozen
 
 from deepinfer_ascend.contracts import misfit
 from deepinfer_ascend.jit.registry import factories
-from deepinfer_ascend.jit.toolchain import toolchain
+from deepinfer_ascend.jit.toolchain import Toolchain, toolchain
 from deepinfer_core.errors import EngineError, VendorImportError
 
 
@@ -46,16 +46,20 @@ def compiled(name: str, sizes: Mapping[str, Any]) -> Compiled:
     return _compiled(name, tuple(sorted(sizes.items())))
 
 
-@functools.lru_cache(maxsize=256)
-def _compiled(name: str, sizes: tuple[tuple[str, Any], ...]) -> Compiled:
-    tools = toolchain()
+def require(tools: Toolchain, kernel: str = "") -> None:
+    """:raises VendorImportError: something of ``tools`` is not here. :param kernel: that is wanted, for the record."""
     if tools.problem:
         raise VendorImportError(
             "kernels of backend ascend cannot be compiled for the device",
             reason=f"{tools.problem}; TileLang lowers a kernel, and bisheng of CANN compiles it",
             remedy=f"{tools.remedy}; or DEEPINFER_ASCEND_LOWERED=0, which leaves their ops to plain ones",
-            details={"backend": "ascend", "vendor": "bisheng" if tools.has_tilelang else "tilelang", "kernel": name},
+            details={"backend": "ascend", "vendor": "bisheng" if tools.has_tilelang else "tilelang", "kernel": kernel},
         )
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(name: str, sizes: tuple[tuple[str, Any], ...]) -> Compiled:
+    require(toolchain(), name)
     import tilelang
     from tvm.target import Target
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from deepinfer_ascend.contracts import misfit
+from deepinfer_ascend.jit.compiling import compiled
 from deepinfer_ascend.jit.lowering import Lowered
 from deepinfer_core.errors import BackendUnavailable, EngineError
 
@@ -48,15 +49,20 @@ _DTYPES = {
 
 
 def run(kernel: Lowered, cores: int, *, backwards: bool = False, **arguments: Any) -> Mapping[str, int]:
-    """Execute ``kernel`` on ``cores`` cores, one after the other.
+    """Execute ``kernel`` on ``cores`` cores, one after the other. With tensors of a device the kernel that ``bisheng``
+    makes of it is launched there instead (:mod:`deepinfer_ascend.jit.compiling`), and nothing is returned.
 
     :param backwards: threads of a region run in the other order up to each barrier. Results that differ are a race.
     :param arguments: by name, contiguous tensors of the host, which it reads and writes, and numbers.
     :returns: bytes used of each on-chip memory, from its first to its last.
     :raises ShapeContractError: an argument is missing, or a tensor of another type.
+    :raises VendorImportError: with tensors of a device: ``bisheng`` is not here.
     :raises BackendUnavailable: there is no C++ compiler.
     :raises EngineError: the kernel does what a core of the device would not survive.
     """
+    if any(isinstance(given, Tensor) and given.device.type != "cpu" for given in arguments.values()):
+        compiled(kernel.name, dict(kernel.sizes))(**arguments)
+        return {}
     passed = [_passed(kernel, argument, arguments) for argument in kernel.arguments]
     if len(arguments) != len(kernel.arguments):
         raise misfit(kernel.name, "arguments", sorted(a.name for a in kernel.arguments), sorted(arguments))

@@ -26,13 +26,14 @@ class Argument:
 
 @frozen
 class Lowered:
-    """:ivar entry: name of the kernel's function. :ivar seconds: what lowering took."""
+    """:ivar entry: name of the kernel's function. :ivar seconds: what lowering took. :ivar sizes: it was made in."""
 
     name: str
     source: str
     entry: str
     arguments: tuple[Argument, ...]
     seconds: float
+    sizes: tuple[tuple[str, Any], ...] = ()
 
 
 @functools.lru_cache(maxsize=64)
@@ -52,7 +53,7 @@ def _lowered(name: str, sizes: tuple[tuple[str, Any], ...]) -> Lowered:
     with target:  # SIMT regions ask for it while the kernel is built, too
         source = tilelang.lower(factories()[name](**dict(sizes)), target=target).kernel_source
     entry, arguments = signature(source)
-    return Lowered(name, source, entry, arguments, time.perf_counter() - began)
+    return Lowered(name, source, entry, arguments, time.perf_counter() - began, sizes)
 
 
 def lowered(name: str, **sizes: Any) -> Lowered:
