@@ -265,3 +265,27 @@ def test_paths_of_observation_in_a_file_are_relative_to_the_file(tmp_path: Path)
     path = settings_file(tmp_path, '[observe]\nstep_log = "-"\ntrace_file = "global"\n')
     observe = EngineConfig.resolve(file=path, environ={}).observe
     assert (observe.step_log, observe.trace_file) == ("-", "global")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "needed"),
+    [
+        ("observe.metrics_host", "127.0.0.1", "metrics_port"),
+        ("observe.metrics_public", True, "metrics_port"),
+        ("observe.step_log_interval", 5, "step_log"),
+    ],
+)
+def test_setting_that_does_nothing_without_another_is_refused_beside_its_absence(tmp_path, key, value, needed):
+    error = refusal({key: value})
+    assert error.what == f"{key} does nothing without observe.{needed}"
+    assert error.reason == f"set by --{key.partition('.')[2].replace('_', '-')}"
+    assert error.remedy.startswith(f"give --{needed.replace('_', '-')} ")
+    assert EngineConfig.resolve({key: value, f"observe.{needed}": 0 if needed == "metrics_port" else "-"}, environ={})
+    text = f"[observe]\n{key.partition('.')[2]} = {str(value).lower() if value in (True, 5) else repr(value)}\n"
+    assert refusal(None, file=settings_file(tmp_path, text)).reason.endswith("settings.toml")
+
+
+def test_setting_of_the_environment_may_wait_for_another():
+    config = EngineConfig.resolve(environ={"DEEPINFER_LOGGING_INTERVAL_STEP": "5"})
+    assert (config.observe.step_log, config.observe.step_log_interval) == (None, 5)
+    assert EngineConfig.resolve({"observe.metrics_public": False}, environ={}).observe.metrics_port is None

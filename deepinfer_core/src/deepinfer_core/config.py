@@ -7,7 +7,7 @@ is kept, so that a message can name it. Sources: ``spec/sampling.md`` 5.1 and 5.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,8 +15,9 @@ import attrs
 from attrs import frozen
 
 from deepinfer_core.errors import ConfigError, NotSupported
-from deepinfer_core.observation.settings import ObserveSettings
-from deepinfer_core.settings import Setting, did_you_mean, nearest, read_value, setting, source_text
+from deepinfer_core.observation.settings import NEEDED, ObserveSettings
+from deepinfer_core.setting_sources import from_environment, from_file, from_flags
+from deepinfer_core.settings import Setting, did_you_mean, read_value, setting, source_text
 
 if TYPE_CHECKING:  # --help needs the settings, and no record
     from deepinfer_core.types import (
@@ -28,9 +29,6 @@ if TYPE_CHECKING:  # --help needs the settings, and no record
         Verification,
         VerifySetting,
     )
-
-MAX_FILE_BYTES = 1 << 20
-_ENV_PREFIX = "DEEPINFER_"
 
 
 @frozen
@@ -268,17 +266,18 @@ class EngineConfig:
         known = settings_by_key()
         values: dict[str, Any] = {}
         origins: dict[str, str] = {}
-        env_values, warnings = _from_environment(os.environ if environ is None else environ)
+        env_values, warnings = from_environment(os.environ if environ is None else environ, known)
         layers = [env_values]
         if file is not None:
-            layers.append(_from_file(Path(file)))
-        layers += [_from_flags(recorded or {}, "the results"), _from_flags(flags or {}, flag_origin)]
+            layers.append(from_file(Path(file), known))
+        layers += [from_flags(recorded or {}, "the results", known), from_flags(flags or {}, flag_origin, known)]
         for layer in layers:
             for key, (raw, origin, source) in layer.items():
                 values[key] = read_value(key, known[key], raw, source)
                 origins[key] = origin
         config = cls(**_nested(values), origins=origins, warnings=warnings)
         config._refuse_groups()
+        config._refuse_unused()
         return config
 
     def _refuse_groups(self) -> None:
@@ -291,6 +290,20 @@ class EngineConfig:
                 remedy="leave " + " and ".join(f"--{key}" for key in sizes) + " out, and start one engine per device",
                 details=sizes,
             )
+
+    def _refuse_unused(self) -> None:
+        """What only means something beside another setting is a mistake without it, where somebody wrote it for this
+        run. A variable of the environment is there for every run."""
+        for name, needed in NEEDED.items():
+            key, origin = f"observe.{name}", self.origin(f"observe.{name}")
+            is_written = origin not in ("default", "the results") and not origin.startswith("environment ")
+            if is_written and self.get(key) is not False and getattr(self.observe, needed) is None:
+                raise ConfigError(
+                    f"{key} does nothing without observe.{needed}",
+                    reason=f"set by {source_text(key, origin)}",
+                    remedy=f"give --{needed.replace('_', '-')} (observe.{needed}) as well, or leave it out",
+                    details={"field": key, "needs": f"observe.{needed}"},
+                )
 
 
 _TABLES: Mapping[str, type] = {"plugins": PluginSettings, "observe": ObserveSettings}
@@ -305,118 +318,6 @@ def settings_by_key() -> Mapping[str, Setting]:
                 if "setting" in declared.metadata:
                     _SETTINGS[prefix + declared.name] = declared.metadata["setting"]
     return _SETTINGS
-
-
-def _is_of_plugin(name: str) -> bool:
-    """Whether a variable, such as ``DEEPINFER_CUDA_CACHE``, belongs to a first-party plugin, which reads it itself."""
-    from deepinfer_core.plugins.names import FIRST_PARTY  # 20 ms, where something is unknown
-
-    return any(name.startswith(f"{_ENV_PREFIX}{plugin.upper()}_") for _, plugin in FIRST_PARTY)
-
-
-_Layer = dict[str, tuple[object, str, str]]  # key -> raw value, origin, source as a message names it
-
-
-def _from_environment(environ: Mapping[str, str]) -> tuple[_Layer, tuple[str, ...]]:
-    by_name = {declared.env_name(key): (key, declared) for key, declared in settings_by_key().items()}
-    layer: _Layer = {}
-    warnings: list[str] = []
-    for name in sorted(environ):
-        if not name.startswith(_ENV_PREFIX):
-            continue
-        if name not in by_name:
-            if _is_of_plugin(name):
-                continue
-            guess = nearest(name.removeprefix(_ENV_PREFIX), {known.removeprefix(_ENV_PREFIX) for known in by_name})
-            hint = f"; did you mean {_ENV_PREFIX}{guess}?" if guess else ""
-            warnings.append(f"W_ENV: {name} is not a setting, and is ignored{hint}")
-            continue
-        key, declared = by_name[name]
-        # Empty means "not set", except where an empty value says something: false, or an allow list that allows nobody.
-        if environ[name] == "" and declared.kind not in ("boolean", "names"):
-            continue
-        layer[key] = (environ[name], f"environment {name}", name)
-    return layer, tuple(warnings)
-
-
-def _from_file(path: Path) -> _Layer:
-    table = _read_toml(path)
-    flat: dict[str, object] = {}
-    for key, value in table.items():
-        if key in _TABLES and isinstance(value, dict):
-            flat.update({f"{key}.{inner}": item for inner, item in value.items()})
-        else:
-            flat[key] = value
-    known = settings_by_key()
-    unknown = [key for key in flat if key not in known]
-    if unknown:
-        listed = ", ".join(f"{key!r}{_guess(key)}" for key in unknown)
-        raise ConfigError(
-            f"{path}: unknown setting{'s' if len(unknown) > 1 else ''} {listed}",
-            reason="a misspelt setting would be ignored without a word",
-            remedy=_of_requests(unknown) or "correct or remove it; deepinfer generate --help lists the settings",
-            details={"unknown": unknown},
-        )
-    source = f"file {path}"
-    for key, no_path in (
-        ("model", ""),
-        ("plugins.lock", ""),
-        ("observe.step_log", "-"),
-        ("observe.trace_file", "global"),
-    ):
-        if isinstance(flat.get(key), str) and flat[key] not in ("", no_path):
-            flat[key] = str(path.parent / str(flat[key]))  # the file means the same from every working directory
-    return {key: (value, source, source) for key, value in flat.items()}
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    import tomllib  # only with --config
-
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_FILE_BYTES + 1)
-        if len(data) > MAX_FILE_BYTES:
-            raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes", remedy="give a settings file in TOML")
-        return tomllib.loads(data.decode("utf-8"))
-    except OSError as exc:
-        raise ConfigError(
-            f"cannot read the settings file {path}", reason=exc.strerror or str(exc), remedy="check --config"
-        ) from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise ConfigError(f"{path} is not TOML", reason=str(exc), remedy="correct the file") from exc
-
-
-def _from_flags(flags: Mapping[str, object], origin: str) -> _Layer:
-    known = settings_by_key()
-    for key in flags:
-        if key not in known:
-            raise ConfigError(
-                f"no setting named {key!r}{'' if _of_requests([key]) else did_you_mean(key, known)}",
-                remedy=_of_requests([key]) or "settings are: " + ", ".join(known),
-                details={"unknown": [key]},
-            )
-    layer: _Layer = {}
-    for key, raw in flags.items():
-        if raw is not None:
-            layer[key] = (raw, origin, source_text(key, origin))
-    return layer
-
-
-def _guess(key: str) -> str:
-    guess = None if _of_requests([key]) else nearest(key, settings_by_key())
-    return f" (did you mean {guess!r}?)" if guess else ""
-
-
-def _of_requests(keys: Iterable[str]) -> str:
-    """The remedy where one of ``keys`` belongs to a request, not to an engine; else empty."""
-    from deepinfer_core.parameters.sampling_params import SamplingParams  # only for a message
-
-    for key in keys:
-        name = {"num_samples": "n"}.get(key, key)
-        if name in attrs.fields_dict(SamplingParams):
-            ways = f'an option of deepinfer generate, "{name}" in a JSON line, or SamplingParams({name}=...)'
-            return f"{name} belongs to each request: give it as {ways}"
-    return ""
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:

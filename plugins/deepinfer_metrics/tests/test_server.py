@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from http.client import HTTPConnection
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -41,6 +42,21 @@ def test_paths_answer_with_their_text_and_status(server: Server, wrong: list[str
     status, text = get(server.port, "/ready")
     assert (status, json.loads(text)) == (503, {"ok": False, "wrong": ["a step hangs"]})
     assert get(server.port, "/") == (404, "there are: /metrics, /ready\n")
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/ready", "/"])
+def test_head_has_the_status_and_headers_of_get_and_no_body(server: Server, wrong: list[str], path: str) -> None:
+    wrong.append("a step hangs")
+    answers = {}
+    for method in ("GET", "HEAD"):
+        connection = HTTPConnection("127.0.0.1", server.port, timeout=10)
+        connection.request(method, path)
+        answer = connection.getresponse()
+        headers = {name: value for name, value in answer.getheaders() if name != "Date"}
+        answers[method] = (answer.status, headers, answer.read())
+        connection.close()
+    assert answers["HEAD"] == (*answers["GET"][:2], b"")
+    assert answers["GET"][2]
 
 
 def test_port_that_is_taken_is_refused(server: Server) -> None:

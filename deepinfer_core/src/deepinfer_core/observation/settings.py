@@ -8,6 +8,8 @@ from deepinfer_core.settings import setting
 
 EXTENSION = "metrics"
 """The extension that these settings ask for; a first-party name."""
+NEEDED = {"metrics_host": "metrics_port", "metrics_public": "metrics_port", "step_log_interval": "step_log"}
+"""Setting -> the one without which it does nothing."""
 
 
 @frozen

@@ -38,26 +38,34 @@ class Server:
             timeout = TIMEOUT_S
 
             def do_GET(self) -> None:
+                self._look_up(has_body=True)
+
+            def do_HEAD(self) -> None:
+                """What a probe that only wants to know whether somebody answers sends."""
+                self._look_up(has_body=False)
+
+            def _look_up(self, *, has_body: bool) -> None:
                 path = self.path.partition("?")[0]
                 if path == "/metrics":
-                    self._answer(200, TEXT, metrics())
+                    self._answer(200, TEXT, metrics(), has_body)
                 elif path in checks:
                     wrong = checks[path]()
                     body = json.dumps({"ok": not wrong, "wrong": wrong}) + "\n"
-                    self._answer(503 if wrong else 200, "application/json", body.encode())
+                    self._answer(503 if wrong else 200, "application/json", body.encode(), has_body)
                 else:
                     there = ", ".join(("/metrics", *checks))
-                    self._answer(404, "text/plain; charset=utf-8", f"there are: {there}\n".encode())
+                    self._answer(404, "text/plain; charset=utf-8", f"there are: {there}\n".encode(), has_body)
 
             def log_message(self, format: str, *args: object) -> None:
                 """Standard error is for people; a scraper asks every few seconds."""
 
-            def _answer(self, status: int, kind: str, body: bytes) -> None:
+            def _answer(self, status: int, kind: str, body: bytes, has_body: bool) -> None:
                 self.send_response(status)
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(body)
+                if has_body:
+                    self.wfile.write(body)
 
         class Listener(ThreadingHTTPServer):
             address_family = family
