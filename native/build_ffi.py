@@ -24,7 +24,7 @@ ffi.set_source(
     depends=[*HEADERS, "cdef.txt"],
     include_dirs=["include", "src"],
     define_macros=[("DI_VERSION", f'"{VERSION}"')],
-    extra_compile_args=["-std=c11", "-O3", "-pthread"],
+    extra_compile_args=["-std=c11", "-O3", "-fvisibility=hidden", "-pthread"],
     extra_link_args=["-pthread"],
     py_limited_api=True,
 )

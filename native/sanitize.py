@@ -85,7 +85,7 @@ def run_programs(folder: Path, build: Any, mode: str, objects: list[str]) -> Non
         for target, calls in (("fuzz_core", "200000"), ("fuzz_api", "100000")):
             sources = [str(path) for path in sorted(FUZZ.glob(f"{target}*.c"))]
             programs[target] = ([*sources, standalone], [], [SEED, calls])
-    units = [o for o in objects if Path(o).stem in ("di_handle", "di_siphash", "di_error")]
+    units = [o for o in objects if Path(o).stem in ("di_handle", "di_siphash", "di_error", "di_pages")]
     for name, (sources, link, arguments) in programs.items():
         program = str(folder / name)
         # One stands in for the rest of the core, one includes the source that it looks into.

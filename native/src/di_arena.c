@@ -9,16 +9,24 @@ struct di_arena_block {
 };
 
 /* calloc leaves pages of large blocks untouched, so a generous ring costs address space and not memory. */
-void *di_arena_take(di_arena *a, size_t n, size_t size)
+static void *take_large(di_arena *a, size_t bytes)
 {
-    if (size != 0 && n > (SIZE_MAX - 2 * ALIGN) / size) return NULL;
-    di_arena_block *block = calloc(1, n * size + 2 * ALIGN);
+    di_arena_block *block = calloc(1, bytes + 2 * ALIGN);
     if (!block) return NULL;
     block->next = a->blocks;
     a->blocks = block;
-    a->bytes += n * size;
     uintptr_t at = (uintptr_t)(block + 1);
     return (void *)((at + ALIGN - 1) / ALIGN * ALIGN);
+}
+
+void *di_arena_take(di_arena *a, size_t n, size_t size)
+{
+    if (size != 0 && n > (SIZE_MAX - 2 * ALIGN) / size) return NULL;
+    size_t bytes = n * size;
+    /* A line between two arrays: those of 1,024 entries would all lie on the same few sets of a cache otherwise. */
+    void *taken = bytes > DI_ARENA_LARGE ? take_large(a, bytes) : di_pages_take(&a->pages, bytes + ALIGN);
+    if (taken) a->bytes += bytes;
+    return taken;
 }
 
 void di_arena_free(di_arena *a)
@@ -28,6 +36,7 @@ void di_arena_free(di_arena *a)
         free(a->blocks);
         a->blocks = next;
     }
+    di_pages_free(&a->pages);
     a->bytes = 0;
 }
 
@@ -35,32 +44,32 @@ struct di_slab_item {
     di_slab_item *next;
 };
 
-void *di_slab_take(di_slab *s, size_t size)
+void *di_slab_take(di_bins *b, size_t size)
 {
-    if (!s->free) {
+    if (!b->items) {
         size_t each = (size + ALIGN - 1) / ALIGN * ALIGN;
-        char *chunk = di_arena_take(&s->chunks, SLAB_ITEMS, each);
-        if (!chunk) return NULL;
+        char *items = di_pages_take(&b->pages, SLAB_ITEMS * each);
+        if (!items) return NULL;
         /* Linked backwards, so that items are handed out in the order of their addresses. */
-        for (size_t i = SLAB_ITEMS; i-- > 0;) di_slab_give(s, chunk + i * each);
+        for (size_t i = SLAB_ITEMS; i-- > 0;) di_slab_give(b, items + i * each);
     }
-    di_slab_item *item = s->free;
-    s->free = item->next;
+    di_slab_item *item = b->items;
+    b->items = item->next;
     return item;
 }
 
-void di_slab_give(di_slab *s, void *item)
+void di_slab_give(di_bins *b, void *item)
 {
     if (!item) return;
     di_slab_item *free_item = item;
-    free_item->next = s->free;
-    s->free = free_item;
+    free_item->next = b->items;
+    b->items = free_item;
 }
 
 /* One cache line before the caller's bytes. */
 struct di_bin_head {
     di_bin_head *next;
-    void *base;
+    void *base;               /* of a buffer that goes back to the system by itself */
     size_t size;
     uint32_t bin;
 };
@@ -92,7 +101,8 @@ void *di_bins_take(di_bins *b, size_t size)
         b->kept_bytes -= head->size;
         return (char *)head + ALIGN;
     }
-    void *base = malloc(rounded + 2 * ALIGN);
+    int is_kept = rounded <= DI_BIN_KEEP;
+    void *base = is_kept ? di_pages_take(&b->pages, rounded + ALIGN) : malloc(rounded + 2 * ALIGN);
     if (!base) return NULL;
     uintptr_t at = ((uintptr_t)base + ALIGN - 1) / ALIGN * ALIGN;
     di_bin_head *head = (di_bin_head *)at;
@@ -118,14 +128,6 @@ void di_bins_give(di_bins *b, void *buffer)
 
 void di_bins_free(di_bins *b)
 {
-    for (uint32_t i = 0; i < DI_BIN_COUNT; i++) {
-        while (b->free[i]) {
-            di_bin_head *next = b->free[i]->next;
-            free(b->free[i]->base);
-            b->free[i] = next;
-        }
-    }
-    b->kept_bytes = 0;
-    di_arena_free(&b->slab.chunks);
-    b->slab.free = NULL;
+    di_pages_free(&b->pages);
+    *b = (di_bins){.items = NULL};
 }

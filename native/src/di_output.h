@@ -30,8 +30,11 @@ static inline int di_output_wants_token(const di_step *step, const di_row *r)
 static inline int32_t di_output_accepted(const di_step *step, int32_t i, const di_tokens *t)
 {
     const di_row *r = &step->rows[i];
-    if (step->kind == DI_STEP_PREFILL || r->q <= 1) return 0;
-    if (t->accepted) return t->accepted[i];
+    if (step->kind == DI_STEP_PREFILL) return 0;
+    if (t->accepted) {
+        int32_t said = t->accepted[i];       /* read in any case: how many rows there are is not to be guessed */
+        return r->q > 1 ? said : 0;
+    }
     int32_t n = 0;
     while (n < r->q - 1 && t->verified[r->first + n] >= 0) n++;
     return n;

@@ -126,9 +126,12 @@ static void pack_ngrams(const di_core *c, const di_row *r, int32_t *at)
 /* Tokens past the committed ones: drafts that the host knows, 0 for what the device gathers by remap. */
 static void pack_uncommitted(const di_core *c, const di_row *r, int32_t *ids)
 {
-    int is_on_device = r->remap >= 0 && r->start >= r->full_len;
+    if (r->remap >= 0 && r->start >= r->full_len) {
+        for (int32_t j = 0; j < c->dim.q; j++) ids[j] = 0;     /* Q of them: di_pack_decode.c says why */
+        return;
+    }
     for (int32_t j = 0; j < r->q; j++) {
-        int32_t token = is_on_device ? 0 : di_pack_token(c, r, r->start + j);
+        int32_t token = di_pack_token(c, r, r->start + j);
         ids[j] = token < 0 ? 0 : token;
     }
 }
@@ -169,7 +172,8 @@ void di_pack_common(const di_core *c, const di_step *step, di_staging *s, di_inp
             memcpy(ids, r->seq->tokens + r->start, (size_t)r->q * sizeof(int32_t));
         else
             pack_uncommitted(c, r, ids);
-        for (int32_t j = 0; j < r->q; j++) positions[j] = r->start + j;
+        int32_t n = step->kind == DI_STEP_DECODE ? c->dim.q : r->q;
+        for (int32_t j = 0; j < n; j++) positions[j] = r->start + j;
         if (c->cfg.ngram) pack_ngrams(c, r, s->ngram_token_ids + (size_t)r->first * (size_t)c->cfg.ngram);
     }
     out->is_prompt = step->kind == DI_STEP_PREFILL;

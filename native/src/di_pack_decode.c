@@ -2,6 +2,10 @@
  *
  * A row is a few consecutive positions: remainders and block columns are computed once for its first one and counted on
  * from there. reference_pack.py computes each by itself.
+ *
+ * Loops write Q tokens of every row, also where lengths vary: what a row has fewer, the next one overwrites, and behind
+ * the last row nobody reads; the arrays hold N * Q. A loop over the row's own number is guessed wrong every other time.
+ * Block tables reach that far: growth reserves Q positions.
  */
 #include <string.h>
 
@@ -13,13 +17,13 @@ static void pack_places(const di_core *c, const di_step *step, di_staging *s)
 {
     for (int32_t i = 0; i < step->n; i++) {
         const di_row *r = &step->rows[i];
-        for (int32_t t = r->first; t < r->first + r->q; t++) {
+        for (int32_t t = r->first; t < r->first + c->dim.q; t++) {
             s->query_indices[t] = i;
             s->state_slot_idx[t] = r->state_slot;
             s->swa_slot_idx[t] = r->swa_slot;
         }
         /* The row of the persistent table that the backend keeps from bt_delta. */
-        for (int32_t t = r->first; t < r->first + r->q && !c->cfg.csr_tables; t++) s->row_slot_idx[t] = r->row_slot;
+        for (int32_t t = r->first; t < r->first + c->dim.q && !c->cfg.csr_tables; t++) s->row_slot_idx[t] = r->row_slot;
     }
 }
 
@@ -42,7 +46,7 @@ static void pack_tokens(const di_core *c, const di_step *step, di_staging *s, di
     for (int32_t i = 0; i < step->n; i++) {
         const di_row *r = &step->rows[i];
         int32_t *lens = s->context_lens + r->first, start = r->start;
-        for (int32_t j = 0; j < r->q; j++) lens[j] = start + j + 1;
+        for (int32_t j = 0; j < c->dim.q; j++) lens[j] = start + j + 1;
     }
     out->context_lens = di_view_1d(s->context_lens, DI_DTYPE_I32, step->t);
     out->query_indices = di_view_1d(s->query_indices, DI_DTYPE_I32, step->t);
@@ -74,7 +78,7 @@ static void pack_window(const di_core *c, const di_step *step, di_staging *s, di
     for (int32_t i = 0; i < step->n; i++) {
         const di_row *r = &step->rows[i];
         int32_t base = r->swa_slot * ring, at = r->start % ring;
-        for (int32_t j = 0; j < r->q; j++) {
+        for (int32_t j = 0; j < c->dim.q; j++) {
             int32_t t = r->first + j, p = r->start + j;
             int32_t count = p + 1 < window ? p + 1 : window;
             int32_t begin = at - count + 1;          /* the window's first token; the ring is longer than a window */
@@ -110,14 +114,14 @@ static divisor divisor_of(int32_t by)
 static inline int32_t divided(int32_t x, divisor d) { return d.shift >= 0 ? x >> d.shift : x / d.by; }
 
 /* Where the compressed key of each token goes, -1 where a token ends no group; and how many keys it sees. */
-static void pack_slots(const di_step *step, di_ratio_staging *s, int32_t ratio, int32_t per_block)
+static void pack_slots(const di_step *step, di_ratio_staging *s, int32_t q, int32_t ratio, int32_t per_block)
 {
     const divisor by_ratio = divisor_of(ratio), by_block = divisor_of(per_block);
     for (int32_t i = 0; i < step->n; i++) {
         const di_row *r = &step->rows[i];
         int32_t key = divided(r->start, by_ratio), within = r->start - key * ratio;
         int32_t column = divided(key, by_block), at = key - column * per_block;
-        for (int32_t t = r->first; t < r->first + r->q; t++) {
+        for (int32_t t = r->first; t < r->first + q; t++) {
             int is_end = within == ratio - 1;
             s->positions_c[t] = is_end ? key * ratio : 0;
             s->slot_main[t] = is_end ? r->blocks[column] * per_block + at : -1;
@@ -132,7 +136,7 @@ static void pack_slots(const di_step *step, di_ratio_staging *s, int32_t ratio, 
 }
 
 /* The same for ratio 1, where every token ends a group of its own. */
-static void pack_own_slots(const di_step *step, di_ratio_staging *s, int32_t per_block)
+static void pack_own_slots(const di_step *step, di_ratio_staging *s, int32_t q, int32_t per_block)
 {
     const divisor by_block = divisor_of(per_block);
     for (int32_t i = 0; i < step->n; i++) {
@@ -140,7 +144,7 @@ static void pack_own_slots(const di_step *step, di_ratio_staging *s, int32_t per
         int32_t start = r->start, column = divided(start, by_block), at = start - column * per_block;
         int32_t *positions = s->positions_c + r->first, *slots = s->slot_main + r->first, *klen = s->klen + r->first;
         int32_t base = r->blocks[column] * per_block;
-        for (int32_t j = 0; j < r->q; j++) {
+        for (int32_t j = 0; j < q; j++) {
             if (at == per_block) at = 0, base = r->blocks[++column] * per_block;
             positions[j] = start + j;
             klen[j] = start + j + 1;
@@ -153,8 +157,8 @@ static void pack_ratio(const di_core *c, const di_step *step, di_ratio_staging *
                        di_input_metadata_v41 *out)
 {
     int32_t ratio = c->dim.ratios[at], per_block = c->cfg.block_size / ratio;
-    if (ratio == 1) pack_own_slots(step, s, per_block);
-    else pack_slots(step, s, ratio, per_block);
+    if (ratio == 1) pack_own_slots(step, s, c->dim.q, per_block);
+    else pack_slots(step, s, c->dim.q, ratio, per_block);
     out->positions_c[at] = di_view_1d(s->positions_c, DI_DTYPE_I32, step->t);
     out->slot_main[at] = di_view_1d(s->slot_main, DI_DTYPE_I32, step->t);
     if (is_listed(c->cfg.ratios_sparse, c->cfg.num_ratios_sparse, ratio))

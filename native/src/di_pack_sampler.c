@@ -67,7 +67,7 @@ static void select_all(const di_step *step, di_staging *s)
 static void pack_draft_rows(const di_core *c, const di_row *r, di_staging *s)
 {
     int32_t *at = s->draft_rows + r->first, from = di_row_draft_read(r) * c->cfg.num_draft;
-    for (int32_t j = 0; j < r->q - 1; j++) at[j] = from + j;
+    for (int32_t j = 0; j < c->cfg.num_draft; j++) at[j] = from + j;
     at[r->q - 1] = 0;
 }
 

@@ -200,7 +200,8 @@ static int64_t choose(di_core *c, int32_t *n_candidates, int32_t *n_growers)
     int64_t need = 0;
     for (int32_t i = 0; i < c->n_running; i++) {
         di_seq *s = c->running[i];
-        if (i + DI_AHEAD < c->n_running) DI_PREFETCH(c->running[i + DI_AHEAD]);
+        /* So little is done for each that memory is a long way off. */
+        if (i + 4 * DI_AHEAD < c->n_running) DI_PREFETCH(c->running[i + 4 * DI_AHEAD]);
         if (!is_candidate(c, s)) continue;
         c->candidates[n++] = s;
         int32_t blocks = growth(c, s);

@@ -109,10 +109,10 @@ int di_seq_create(di_bins *bins, const di_request *r, const di_config *k, int32_
     size_t hashes = k->prefix_cache ? 2 * (size_t)cap_blocks * sizeof(uint64_t) : 0;
     if (ints > SIZE_MAX / 16 / sizeof(int32_t))
         return di_fail(DI_E_CAPACITY, "Request", "max_tokens", "%d tokens do not fit in memory", cap_tokens);
-    di_seq *s = di_slab_take(&bins->slab, sizeof *s);
+    di_seq *s = di_slab_take(bins, sizeof *s);
     void *arrays = s ? di_bins_take(bins, hashes + ints * sizeof(int32_t)) : NULL;
     if (!arrays) {
-        di_slab_give(&bins->slab, s);
+        di_slab_give(bins, s);
         return di_fail(DI_E_CAPACITY, "Request", "max_tokens", "no memory for %d tokens", cap_tokens);
     }
     memset(s, 0, sizeof *s);
@@ -168,7 +168,7 @@ int di_seq_create(di_bins *bins, const di_request *r, const di_config *k, int32_
 void di_seq_free(di_bins *bins, di_seq *s)
 {
     di_bins_give(bins, s->arrays);
-    di_slab_give(&bins->slab, s);
+    di_slab_give(bins, s);
 }
 
 int di_table_init(di_table *t, di_arena *a, int32_t max_num_seqs)

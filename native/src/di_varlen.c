@@ -20,9 +20,9 @@ int di_varlen_create(di_core *c)
     TAKE(owner, n + 1);
     TAKE(generation, n + 1);
     TAKE(rounds, n + 1);
-    TAKE(values, (n + 1) * 2 * k);
-    TAKE(budget, n * k);
-    TAKE(share, n * k);
+    TAKE(values, (n + 1) * 2 * k + DI_MAX_DRAFT_STEPS);
+    TAKE(budget, n * k + DI_MAX_DRAFT_STEPS);
+    TAKE(share, n * k + DI_MAX_DRAFT_STEPS);
     TAKE(lengths, n);
     TAKE(timed_size, DI_TIMING_WINDOW);
     TAKE(timed, DI_TIMING_WINDOW);
@@ -67,9 +67,13 @@ void di_varlen_keep(di_core *c, const di_seq *s, const int32_t *drafts, const fl
     }
 }
 
-static void put(float *to, int32_t k, const float *from, float otherwise)
+/* A row of values, and what lies behind it up to DI_MAX_DRAFT_STEPS: the next row overwrites that. A number that is known
+ * when this is compiled takes a few instructions, K rounds of a loop many. */
+static inline void put(float *to, int32_t k, const float *from, float otherwise)
 {
-    for (int32_t j = 0; j < k; j++) to[j] = from ? from[j] : otherwise;     /* a few: memcpy takes longer */
+    if (from) memcpy(to, from, DI_MAX_DRAFT_STEPS * sizeof *to);
+    else
+        for (int32_t j = 0; j < k; j++) to[j] = otherwise;
 }
 
 /* How many of the step's candidates continue the step in flight. */

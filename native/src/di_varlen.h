@@ -35,9 +35,9 @@ typedef struct di_varlen {
     uint32_t *generation;
     uint8_t *rounds;                  /* NEWEST, BEFORE: that round brought values; FLIP: the newest is the second;
                                        * NONE: the newest brought no draft */
-    float *values;                    /* [max_num_seqs + 1, 2, K] */
+    float *values;                    /* [max_num_seqs + 1, 2, K], room for a longer row behind it */
     /* of one step */
-    float *budget, *share;            /* [max_num_seqs, K] */
+    float *budget, *share;            /* [max_num_seqs, K], room for a longer row behind them */
     int32_t *lengths;                 /* [max_num_seqs] */
     void *scratch;
     /* corrections (7.2) */

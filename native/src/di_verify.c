@@ -1,11 +1,13 @@
 #include "di_verify.h"
 
+#include <float.h>
 #include <string.h>
 
 #include "di_clones.h"
 #include "di_error.h"
 
-enum { DIGIT = 10, BUCKETS = 1 << DIGIT, MASK = BUCKETS - 1, PASSES = 3, MAX_ROWS = 65535, MAX_DRAFTS = 15, FEW = 32 };
+enum { DIGIT = 10, BUCKETS = 1 << DIGIT, MASK = BUCKETS - 1, PASSES = 3, MAX_ROWS = 65535, MAX_DRAFTS = 15, FEW = 32,
+       LEAST_STRETCH = 16, MAX_STRETCHES = 256, BLOCK = 32 };
 
 static uint32_t bits_of(float x)
 {
@@ -49,33 +51,96 @@ static histogram count_values(const float *values, size_t m, void *scratch)
     return h;
 }
 
+/* Taken: `above` values of more than `unit` units, which sum to `sum` with the N certain tokens, and then as many of
+ * `unit` as are wanted. */
+typedef struct taking {
+    const uint32_t *count;
+    uint64_t above, sum;
+    int32_t unit;
+} taking;
+
+/* Expected tokens, in units, of the `wanted` largest values. `wanted` does not decrease from call to call. */
+static inline uint64_t take(taking *t, uint64_t wanted)
+{
+    while (t->above + t->count[t->unit] < wanted) {
+        t->above += t->count[t->unit];
+        t->sum += (uint64_t)t->count[t->unit] * (uint64_t)t->unit;
+        t->unit--;
+    }
+    return t->sum + (wanted - t->above) * (uint64_t)t->unit;
+}
+
+static double time_of(const di_verify_curve *curve, double ms, int32_t size)
+{
+    double slope = curve->slope * size;
+    double time = ms + slope;
+    return time + curve->sampler_ms;
+}
+
+/* The sizes [first, end) of the curve, and no quotient of theirs is above `bound`. */
+typedef struct stretch {
+    int32_t first, end;
+    double bound;
+    taking before;            /* what the largest total in front of it takes */
+} stretch;
+
+/* The largest total of a size. */
+static int32_t end_of(const di_verify_curve *curve, int32_t i, int32_t most)
+{
+    return curve->sizes[i] < most ? curve->sizes[i] : most;
+}
+
+/* Cut the sizes of at least n, up to the first of at least `most`, into stretches. Expected tokens increase, so that those
+ * of a stretch's last size over its least time bound all its quotients, rounding included: that never turns two numbers
+ * round. *good is a quotient that one of the sizes has. */
+static int32_t cut(const di_verify_curve *curve, int32_t n, int32_t most, taking t, stretch *out, double *good)
+{
+    int32_t i = 0, found = 0, length = curve->n_sizes / MAX_STRETCHES + 1;
+    if (length < LEAST_STRETCH) length = LEAST_STRETCH;
+    while (curve->sizes[i] < n) i++;
+    *good = -1;
+    int32_t last = i;
+    while (curve->sizes[last] < most) last++;
+    if (last - i < 2 * LEAST_STRETCH) {      /* not worth it */
+        out[0] = (stretch){.first = i, .end = last + 1, .bound = DBL_MAX, .before = t};
+        return 1;
+    }
+    for (; i <= last; found++) {
+        stretch *s = &out[found];
+        *s = (stretch){.first = i, .before = t};
+        double least = curve->ms[i];
+        s->end = i = last + 1 - i < length ? last + 1 : i + length;
+        for (int32_t x = s->first; x < i; x++) least = curve->ms[x] < least ? curve->ms[x] : least;
+        double tokens = (double)take(&t, (uint64_t)(end_of(curve, i - 1, most) - n));
+        double quotient = tokens / time_of(curve, curve->ms[i - 1], curve->sizes[i - 1]);
+        s->bound = tokens / time_of(curve, least, curve->sizes[s->first]);
+        *good = quotient > *good ? quotient : *good;
+    }
+    return found;
+}
+
 int32_t di_verify_total(const di_verify_curve *curve, const float *values, int32_t n, int32_t k, void *scratch)
 {
     size_t m = (size_t)n * (size_t)k;
     const uint32_t *count = count_values(values, m, scratch).count;
-    /* Taken: `above` values of more than `unit` units, which sum to `sum`, and then as many of `unit` as are wanted. */
-    uint64_t above = 0, sum = (uint64_t)n * DI_VERIFY_UNITS;
-    int32_t unit = DI_VERIFY_UNITS, most = n + (int32_t)m, begin = n, best_total = n;
+    int32_t most = n + (int32_t)m, best_total = n;
     int32_t end_of_worth = most - (int32_t)count[0];     /* what lies behind adds nothing */
-    double best = -1;
-    for (int32_t i = 0; i < curve->n_sizes && begin <= most; i++) {
-        int32_t size = curve->sizes[i], end = size < most ? size : most;
-        if (end < begin) continue;
-        uint64_t wanted = (uint64_t)(end - n);
-        while (above + count[unit] < wanted) {
-            above += count[unit];
-            sum += (uint64_t)count[unit] * (uint64_t)unit;
-            unit--;
-        }
-        double slope = curve->slope * size;
-        double time = curve->ms[i] + slope;
-        time += curve->sampler_ms;
-        double quotient = (double)(sum + (wanted - above) * (uint64_t)unit) / time;
-        if (quotient > best) {
+    stretch stretches[MAX_STRETCHES];
+    double good, best = -1;
+    taking nothing = {.count = count, .sum = (uint64_t)n * DI_VERIFY_UNITS, .unit = DI_VERIFY_UNITS};
+    int32_t found = cut(curve, n, most, nothing, stretches, &good);
+    for (int32_t x = 0; x < found; x++) {
+        stretch *s = &stretches[x];
+        if (s->bound < good || s->bound <= best) continue;
+        for (int32_t i = s->first; i < s->end; i++) {
+            int32_t begin = i > 0 && curve->sizes[i - 1] >= n ? curve->sizes[i - 1] + 1 : n;
+            int32_t end = end_of(curve, i, most);
+            double quotient = (double)take(&s->before, (uint64_t)(end - n)) /
+                              time_of(curve, curve->ms[i], curve->sizes[i]);
+            if (quotient <= best) continue;
             best = quotient;
             best_total = end > end_of_worth ? (begin > end_of_worth ? begin : end_of_worth) : end;
         }
-        begin = end + 1;
     }
     return best_total;
 }
@@ -115,15 +180,56 @@ static uint32_t threshold_of_few(float *values, uint32_t m, uint32_t taken, uint
     return bits_of(values[taken - 1]);
 }
 
+/* Any of a block has that number of units: all are compared at once. */
+static inline int has_unit(const uint16_t *units, uint16_t unit)
+{
+    uint16_t found = 0;
+    for (int32_t j = 0; j < BLOCK; j++) found |= units[j] == unit;
+    return found;
+}
+
 /* Among the values of the same number of units as the one of rank taken. */
 static uint32_t threshold_in(histogram h, const float *values, size_t m, uint32_t taken, uint32_t *equals)
 {
     uint32_t rank = taken, found = 0;
     uint16_t unit = DI_VERIFY_UNITS;
     while (h.count[unit] < rank) rank -= h.count[unit--];
-    for (size_t i = 0; i < m; i++)
-        if (h.units[i] == unit) h.some[found++] = values[i];     /* rare, so that the branch is guessed */
+    for (size_t from = 0; from < m; from += BLOCK) {
+        size_t end = from + BLOCK < m ? from + BLOCK : m;
+        if (end == from + BLOCK && !has_unit(h.units + from, unit)) continue;
+        for (size_t i = from; i < end; i++)
+            if (h.units[i] == unit) h.some[found++] = values[i];
+    }
     return found <= FEW ? threshold_of_few(h.some, found, rank, equals) : threshold_of(h.some, found, rank, equals);
+}
+
+/* Rows of each request if all values of at least `least` are taken; returns how many those are. */
+static uint32_t take_all(const float *values, int32_t n, int32_t k, uint32_t least, int32_t *lengths)
+{
+    uint32_t sum = 0;
+    for (int32_t i = 0; i < n; i++) {
+        uint32_t found = 0;
+        for (int32_t j = 0; j < k; j++) found += bits_of(*values++) >= least;
+        lengths[i] = 1 + (int32_t)found;
+        sum += found;
+    }
+    return sum;
+}
+
+/* ... if of those equal to it only the first few are. */
+static void take_some(const float *values, int32_t n, int32_t k, uint32_t least, uint32_t equals, int32_t *lengths)
+{
+    for (int32_t i = 0; i < n; i++) {
+        uint32_t above = 0, same = 0;
+        for (int32_t j = 0; j < k; j++) {
+            uint32_t key = bits_of(*values++);
+            above += key > least;
+            same += key == least;
+        }
+        if (same > equals) same = equals;
+        equals -= same;
+        lengths[i] = 1 + (int32_t)(above + same);
+    }
 }
 
 void di_verify_share(const float *values, int32_t n, int32_t k, int32_t total, void *scratch, int is_counted,
@@ -139,17 +245,7 @@ void di_verify_share(const float *values, int32_t n, int32_t k, int32_t total, v
     if (!scratch) least = threshold_of(values, m, taken, &equals);
     else if (is_counted) least = threshold_in(histogram_in(scratch, m), values, m, taken, &equals);
     else least = threshold_in(count_values(values, m, scratch), values, m, taken, &equals);
-    for (int32_t i = 0; i < n; i++) {
-        uint32_t above = 0, same = 0;
-        for (int32_t j = 0; j < k; j++) {
-            uint32_t key = bits_of(*values++);
-            above += key > least;
-            same += key == least;
-        }
-        if (same > equals) same = equals;
-        equals -= same;
-        lengths[i] = 1 + (int32_t)(above + same);
-    }
+    if (take_all(values, n, k, least, lengths) != taken) take_some(values, n, k, least, equals, lengths);
 }
 
 static int refuse(const char *field, int64_t value, const char *bound)

@@ -11,7 +11,7 @@ from c_build import FLAGS, NATIVE, SOURCES, WRAP, link, run
 pytestmark = pytest.mark.compiled
 
 STRICT = ["-Wall", "-Wextra", "-Wconversion", "-Werror"]
-UNITS = [NATIVE / "src" / f"di_{name}.c" for name in ("handle", "siphash", "error")]
+UNITS = [NATIVE / "src" / f"di_{name}.c" for name in ("handle", "siphash", "error", "pages")]
 
 
 @pytest.fixture(params=["gcc", "clang"])

@@ -73,6 +73,36 @@ def test_total_at_many_requests_equals_the_brute_force():
     assert verify_lengths(v, total).tolist() == reference.lengths(v, total)
 
 
+TIMES = {
+    "flat": lambda rng, n: np.ones(n),
+    "rising": lambda rng, n: 3 + np.arange(n) * 0.05,
+    "steps": lambda rng, n: 1 + np.arange(n) // 8 * 0.4,
+    "falling at the end": lambda rng, n: np.where(np.arange(n) < n * 7 // 8, 2.0, 0.5),
+    "anything": lambda rng, n: rng.uniform(0.5, 3, n),
+    "two values": lambda rng, n: rng.choice([1.0, 2.0], n),
+}
+
+
+@pytest.mark.parametrize("times", TIMES)
+def test_total_of_a_curve_of_many_sizes_equals_the_brute_force(times):
+    """Stretches of the curve are passed over by a bound of their quotients, never one that has the first largest."""
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(16, 40))
+        v = cumulative(rng.choice([0.0, 0.5, 0.9, 1.0], (n, 5)) if seed % 2 else rng.random((n, 5)))
+        sizes = [*sorted(rng.choice(np.arange(1, 6 * n), 5 * n, replace=False).tolist()), 6 * n]
+        ms, slope = TIMES[times](rng, len(sizes)).tolist(), float(rng.choice([0, 0.01]))
+        assert verify_total(v, sizes, ms, slope=slope) == reference.total(v, sizes, ms, slope), seed
+
+
+def test_total_of_a_curve_with_every_size_equals_the_brute_force():
+    rng = np.random.default_rng(9)
+    v = cumulative(rng.uniform(0.3, 0.95, (700, 6)))
+    sizes = list(range(1, 4901))
+    ms = (5 + 0.004 * np.arange(4900) + 0.3 * rng.random(4900)).tolist()
+    assert verify_total(v, sizes, ms) == reference.total(v, sizes, ms)
+
+
 @pytest.mark.parametrize(
     ("value", "counted"),
     [(1 / 4096, 1), (np.nextafter(np.float32(1 / 4096), np.float32(0)), 1), (0.000_24, 0), (1, 2048)],

@@ -1,9 +1,12 @@
-/* Units of the core that have no Python face: handles, the keyed hash. */
+/* Units of the core that have no Python face: handles, the keyed hash, pages. */
 #include <stdio.h>
+#include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "di_core.h"
 #include "di_handle.h"
+#include "di_pages.h"
 #include "di_siphash.h"
 
 /* The generated table is large and not used here. */
@@ -86,8 +89,33 @@ static void hash_has_the_published_values(void)
     }
 }
 
+/* Pieces are zero, aligned, apart from each other, and as many as the memory holds: of no bytes, of a few, of more than
+ * the largest chunk. */
+static void pieces_of_pages_are_zeroed_and_apart(void)
+{
+    static const size_t sizes[] = {0, 1, 64, 65, 5000, 70000, 1 << 20, (9 << 20) + 3, 100, 3 << 20};
+    enum { ROUNDS = 12, KINDS = sizeof sizes / sizeof *sizes, PIECES = ROUNDS * KINDS };
+    static unsigned char *piece[PIECES];
+    di_pages p = {0};
+    for (int i = 0; i < PIECES; i++) {
+        size_t size = sizes[i % KINDS];
+        piece[i] = di_pages_take(&p, size);
+        require(piece[i] != NULL && (uintptr_t)piece[i] % 64 == 0, "a piece is aligned");
+        for (size_t x = 0; x < size; x++) require(piece[i][x] == 0, "a piece is zeroed");
+        memset(piece[i], i + 1, size);
+    }
+    for (int i = 0; i < PIECES; i++)
+        for (size_t x = 0; x < sizes[i % KINDS]; x++)
+            require(piece[i][x] == (unsigned char)(i + 1), "a piece is nobody else's");
+    require(di_pages_take(&p, SIZE_MAX) == NULL && di_pages_take(&p, SIZE_MAX - 100) == NULL, "too large");
+    di_pages_free(&p);
+    require(p.chunks == NULL && di_pages_take(&p, 10) != NULL, "free and take again");
+    di_pages_free(&p);
+}
+
 int main(void)
 {
+    pieces_of_pages_are_zeroed_and_apart();
     hash_has_the_published_values();
     handles_given_back_are_stale();
     printf("ok\n");
