@@ -151,9 +151,9 @@ MUTANTS = [
         {
             "fp32 rows": argument(0, lambda x: x.float()),
             "groups of 64": argument(2, lambda _: 64),
-            "scales that are not rounded": argument(3, lambda _: False),
-            "row-major scales": argument(4, lambda _: False),
-            "scales that are not packed": argument(5, lambda _: False),
+            "scales that are not rounded": option("round_sf", lambda _: False),
+            "row-major scales": option("use_tma_aligned_col_major_sf", lambda _: False),
+            "scales that are not packed": option("use_packed_ue8m0", lambda _: False),
         },
     ),
     made(
