@@ -111,6 +111,7 @@ def gate_choose(*, experts: int, choices: int, parts: int, runs: int, image: boo
         weights: T.Tensor((tokens, choices), "float32"),
     ):
         with T.Kernel(T.ceildiv(tokens, warps), threads=32 * warps, prelude=NUMBERS + _TEXT) as block:
+            T.annotate_min_blocks_per_sm(8)  # 4,096 tokens are 1,024 blocks: all run at once
             tx = T.get_thread_binding()
             lane = tx % 32
             token = block * warps + tx // 32
@@ -143,26 +144,20 @@ def gate_choose(*, experts: int, choices: int, parts: int, runs: int, image: boo
                         key[i] = T.call_pure_extern("uint32", "di_order", score[i] + offset)
                 for c in T.unroll(choices):
                     best = T.uint32(0)
-                    best_id = 0
-                    best_score = 0.0
                     for i in T.unroll(held):
-                        if key[i] > best:
-                            best = key[i]
-                            best_id = i * 32 + lane
-                            best_score = score[i]
-                    for d in T.unroll(5):
-                        other = T.shfl_xor(best, 1 << d)
-                        other_id = T.shfl_xor(best_id, 1 << d)
-                        other_score = T.shfl_xor(best_score, 1 << d)
-                        if (other > best) | ((other == best) & (other_id < best_id)):
-                            best = other
-                            best_id = other_id
-                            best_score = other_score
-                    chosen[c] = best_score
-                    chosen_id[c] = best_id
+                        best = T.max(best, key[i])
+                    best = T.call_pure_extern("uint32", "di_warp_max", best)
+                    best_id = 0x7FFFFFFF
+                    for i in T.unroll(held):
+                        if key[held - 1 - i] == best:
+                            best_id = (held - 1 - i) * 32 + lane
+                    best_id = T.call_pure_extern("int32", "di_warp_min", best_id)
                     for i in T.unroll(held):
                         if i * 32 + lane == best_id:
                             key[i] = T.uint32(0)
+                            best_score = score[i]
+                    chosen[c] = T.call_pure_extern("float32", "di_of_lane", best_score, best_id % 32)
+                    chosen_id[c] = best_id
                 total = 0.0
                 for c in T.unroll(choices):
                     total += chosen[c]
@@ -184,6 +179,10 @@ DI_FN float di_sqrt_softplus(float z, float temperature) {
   z = temperature == 1.0f ? z : __fdiv_rn(z, temperature);
   return sqrtf(z > 20.0f ? z : log1pf(expf(z)));
 }
+// Of all lanes: the largest word, the smallest number, what one of them holds.
+DI_FN uint32_t di_warp_max(uint32_t x) { return __reduce_max_sync(0xffffffffu, x); }
+DI_FN int di_warp_min(int x) { return __reduce_min_sync(0xffffffffu, x); }
+DI_FN float di_of_lane(float x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
 // Larger fp32 <-> larger word, at least 1; NaN above all.
 DI_FN uint32_t di_order(float x) {
   if (x != x) return 0xffffffffu;
