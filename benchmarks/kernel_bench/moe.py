@@ -75,7 +75,7 @@ def _gate(tokens: int) -> Case:
 def _sort(tokens: int) -> Case:
     def ours(i: int) -> Call:
         routing = Routing(*_routing(tokens, i))
-        return lambda: routing.tiles(EXPERTS, 8 if tokens <= 128 else 64)
+        return lambda: routing.tiles(EXPERTS, 8 if tokens <= 128 else 96)
 
     def torch_sort(i: int) -> Call:
         ids = _routing(tokens, i)[0].view(-1)

@@ -12,14 +12,13 @@ from torch import Tensor
 from deepinfer_cuda.plain import plain_op
 from deepinfer_cuda.routing import Tiles, tiles_of
 from deepinfer_cuda.tensors import PreparedWeight, QuantTensor
-from deepinfer_cuda.tl.moe import packing
+from deepinfer_cuda.tl.moe import packing, wide
 from deepinfer_cuda.tl.moe.grouped import grouped_product
 
 NARROW = {"step": 128, "stages": 4, "groups": 1, "parts": 2}
-WIDE = {"step": 128, "stages": 4, "groups": 2, "parts": 2}
-TILES = ((7.0, 8), (14.0, 16), (30.0, 32), (math.inf, 64))
-"""Mean rows an expert up to which a tile has so many rows: where the time of a tile (8, 16, 32, 64 rows: 4.5, 5.7, 7.0,
-9.7 us of both products) times the tiles of Poisson loads cross. It changes the time, never the bits."""
+TILES = ((7.0, 8), (14.0, 16), (30.0, 32), (math.inf, wide.TILE))
+"""Mean rows an expert up to which a tile has so many rows: where the time of a tile times the tiles of Poisson loads
+cross. It changes the time, never the bits."""
 
 
 def tile_rows(rows: int, experts: int) -> int:
@@ -74,15 +73,9 @@ def product(
     limit: float = math.inf,
 ) -> Tensor:
     """``out[r] = x[r] . w[expert of r]`` for every row of a tile; other rows are left alone."""
-    launch = grouped_product(
-        inputs=w.inputs,
-        outputs=w.outputs,
-        gated=gated,
-        cast=cast,
-        out="bfloat16" if out.dtype == torch.bfloat16 else "float32",
-        tile=tile,
-        **(WIDE if tile >= 64 else NARROW),
-    )
+    how: dict[str, Any] = {"inputs": w.inputs, "outputs": w.outputs, "gated": gated, "cast": cast}
+    how["out"] = "bfloat16" if out.dtype == torch.bfloat16 else "float32"
+    launch = wide.wide_product(**how) if tile == wide.TILE else grouped_product(**how, tile=tile, **NARROW)
     launch(x, tiles.expert, tiles.begin, tiles.rows, packed(w, gated=gated), weight, limit, out)
     return out
 

@@ -11,6 +11,7 @@ from deepinfer_cuda.ops import moe
 from deepinfer_cuda.plain import plain_op
 from deepinfer_cuda.routing import Dispatched
 from deepinfer_cuda.tensors import PreparedWeight, QuantTensor
+from deepinfer_cuda.tl.moe import wide
 from deepinfer_cuda.unproven import EXPERT_ROWS, all_serve
 
 pytestmark = pytest.mark.cuda
@@ -118,7 +119,7 @@ def test_sorted_pairs_equal_a_stable_sort(cuda, tokens, masked):
     if not tokens:
         assert d.weight.shape == (0,)
         return
-    for tile in (8, 64):
+    for tile in (8, 96):
         plain_tiles = plain.routing.plain_tiles(384, tile)
         tiles = d.routing.tiles(384, tile)
         for name in ("row_of", "pair_of", "row_weight"):
@@ -129,9 +130,11 @@ def test_sorted_pairs_equal_a_stable_sort(cuda, tokens, masked):
         assert ((tiles.rows >= 0) & (tiles.rows <= tile)).all()
 
 
-@pytest.mark.parametrize(("hidden", "inner"), [(256, 64), (96, 32), (320, 96)])
-@pytest.mark.parametrize("tokens", [0, 1, 9, 70])
 @pytest.mark.parametrize("clamp", [0.0, 1.0, 10.0])
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "inner"),
+    [(t, *sizes) for sizes in ((256, 64), (96, 32), (320, 96)) for t in (0, 1, 9, 70)] + [(200, 256, 64)],
+)
 def test_layer_equals_fp64_with_the_roundings_of_a_step(cuda, hidden, inner, tokens, clamp):
     g = draw(tokens + hidden)
     w1, up = stack(g, cuda, 8, 2 * inner, hidden)
@@ -213,10 +216,11 @@ def test_experts_of_a_row_do_not_depend_on_its_batch_or_on_the_tile(cuda, monkey
     whole = run(slice(0, tokens))
     assert whole.isfinite().all()
     assert whole.any()
-    for tile in (8, 16, 32, 64):
+    for tile in (8, 16, 32, wide.TILE):
         monkeypatch.setattr(grouped, "TILES", ((float("inf"), tile),))
-        for rows in (slice(0, tokens), slice(0, 1), slice(40, 77)):
-            assert torch.equal(run(rows), whole[rows]), tile
+        heights = [slice(0, height) for height in wide.HEIGHTS] if tile == wide.TILE else []
+        for rows in (slice(0, tokens), slice(0, 1), slice(40, 77), *heights, *(slice(9, h.stop + 30) for h in heights)):
+            assert torch.equal(run(rows), whole[rows]), (tile, rows)
 
 
 def test_combine_adds_in_ascending_expert_id_and_rounds_once(cuda):
@@ -248,15 +252,15 @@ def test_swiglu_equals_fp64_and_its_cast(cuda, rows, inner, weighted):
 
 
 @pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32])
-def test_grouped_multiplies_segments_and_clears_the_rest(cuda, out_dtype):
+@pytest.mark.parametrize(("rows", "ends"), [(40, [3, 3, 30, 36]), (200, [3, 3, 130, 190])], ids=["few", "many"])
+def test_grouped_multiplies_segments_and_clears_the_rest(cuda, out_dtype, rows, ends):
     g = draw(13)
     w, values = stack(g, cuda, 4, 96, 160)
-    a = samples.normal(g, 40, 160)
-    ends = [3, 3, 30, 36]
-    expected = torch.zeros(40, 96, dtype=torch.float64)
+    a = samples.normal(g, rows, 160)
+    expected = torch.zeros(rows, 96, dtype=torch.float64)
     for e, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
         expected[begin:end] = a[begin:end].double() @ values[e].t()
     for given in (ends, torch.tensor(ends, dtype=torch.int32, device=cuda)):
         y = grouped.grouped(a.to(cuda), w, given, out_dtype=out_dtype)
         assert distance(y, expected) < (4e-3 if out_dtype == torch.bfloat16 else 2e-6)
-        assert not y[36:].any()
+        assert not y[ends[-1] :].any()

@@ -5,10 +5,10 @@ wastes little. Codes go from memory to shared memory as they are, from there to 
 they stand for (exact) in the registers that the tensor core reads. One warp copies tiles ahead of the others (bulk
 copies, ``stages`` deep). The sum over the inputs runs in one order in one block, whatever stands beside a row.
 
-Blocks take (slab of outputs, tile of rows): neighbours in the grid share the rows of activations.
+Blocks take (slab of outputs, tile of rows): neighbours in the grid share the rows of activations. Many rows an expert
+have a kernel of their own (``wide.py``).
 """
 
-import functools
 from importlib.resources import files
 from typing import Any
 
@@ -16,16 +16,13 @@ import tilelang
 import tilelang.language as T
 
 from deepinfer_cuda.jit import kernel
-from deepinfer_cuda.tl.attention.softmax import on_hopper
 from deepinfer_cuda.tl.moe.packing import CODE_WORDS, LINE, LINES, units
 from deepinfer_cuda.tl.moe.swiglu import SWIGLU
 
 TILES = SWIGLU + files(__package__).joinpath("tiles.cuh").read_text(encoding="utf-8")
-_OPTIONS = {"tl.disable_warp_specialized": True}
+OPTIONS = {"tl.disable_warp_specialized": True}
 """The roles of the warps are written out below."""
 _COPIERS = 32
-SMALL = 32
-"""Rows to which a larger tile shrinks where it has no more: the last one of an expert is half empty on average."""
 
 
 @T.macro
@@ -52,18 +49,18 @@ def _expand(staged, stage, slab, codes, scales, fragment, depth, thread):
             "tile": tile,
             "step": 128,
             "stages": 4,
-            "groups": 2 if tile >= 64 else 1,
+            "groups": 1,
             "parts": 2,
         }
         for inputs, outputs, gated, tiles in (
-            (5120, 4608, True, (8, 16, 32, 64)),
-            (2304, 5120, False, (8, 16, 32, 64)),
+            (5120, 4608, True, (8, 16, 32)),
+            (2304, 5120, False, (8, 16, 32)),
             (256, 128, True, (8, 16, 32)),
             (64, 256, False, (8, 16, 32)),
         )
         for tile in tiles
     ],
-    pass_configs=_OPTIONS,
+    pass_configs=OPTIONS,
 )  # fmt: skip
 def grouped_product(
     *,
@@ -100,51 +97,34 @@ def grouped_product(
         return j // 8 * 4 + i % 16 // 8 * 2 + j % 2
 
     operand = tilelang.layout.Fragment((64 * groups, step), forward_thread_fn=place, forward_index_fn=index)
-
-    # small tiles wait for memory: there the registers of a second fragment would cost a block of a multiprocessor
-    ahead = int(on_hopper() and tile > SMALL)
-    gemm = functools.partial(T.wgmma_gemm if ahead else T.gemm, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+    result = tilelang.layout.Fragment((64 * groups, tile), forward_thread_fn=place, forward_index_fn=index)
 
     @T.macro
-    def multiply(height, staged, xs, full, empty, ys, weights, begin, active, limit, tx):
-        """All inputs times the first ``height`` rows of a tile, and the sums to ``ys``.
-
-        With ``ahead`` a fragment is expanded while the product with the one before it is under way, and a stage is
-        released one fragment late.
-        """
-        result = tilelang.layout.Fragment((64 * groups, height), forward_thread_fn=place, forward_index_fn=index)
-        a = [T.alloc_fragment((64 * groups, step), "bfloat16") for _ in range(1 + ahead)]
-        sums = [T.alloc_fragment((64 * groups, height), "float32") for _ in range(parts)]
+    def multiply(staged, xs, full, empty, ys, weights, begin, active, limit, tx):
+        """All inputs times the rows of a tile, and the sums to ``ys``."""
+        a = T.alloc_fragment((64 * groups, step), "bfloat16")
+        sums = [T.alloc_fragment((64 * groups, tile), "float32") for _ in range(parts)]
         codes = T.alloc_local((4 * depth,), "uint32")
         scales = T.alloc_local((depth,), "uint32")
-        T.annotate_layout({**dict.fromkeys(a, operand), **dict.fromkeys(sums, result)})
+        T.annotate_layout({a: operand, **dict.fromkeys(sums, result)})
         for c in sums:
             T.clear(c)
         for k in T.serial(steps):
             s = k % stages
             T.mbarrier_wait_parity(full[s], k // stages % 2)
             for part, c in enumerate(sums):
-                fragment = a[part % len(a)]
-                _expand(staged, s, part * groups + tx // 128, codes, scales, fragment, depth, tx % 128)
-                gemm(fragment, xs[s, 0:height, :], c)
-                if ahead:
-                    T.wait_wgmma(1)
-                    if part == 0:  # noqa: SIM102 (decided here, the other one on the device)
-                        if k > 0:
-                            T.mbarrier_arrive(empty[(k + stages - 1) % stages])
-            if not ahead:
-                T.mbarrier_arrive(empty[s])
-        if ahead:
-            T.wait_wgmma(0)
+                _expand(staged, s, part * groups + tx // 128, codes, scales, a, depth, tx % 128)
+                T.gemm(a, xs[s, :, :], c, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+            T.mbarrier_arrive(empty[s])
         for part, c in enumerate(sums):
             if gated:
                 T.call_extern(
-                    "handle", f"di_swiglu_tile<{height // 8}>", T.address_of(c[0, 0]), T.address_of(ys[0, 0]),
+                    "handle", f"di_swiglu_tile<{tile // 8}>", T.address_of(c[0, 0]), T.address_of(ys[0, 0]),
                     pitch, part * 32 * groups, T.address_of(weights[begin]), active, limit,
                 )  # fmt: skip
             else:
                 T.call_extern(
-                    "handle", f"di_keep_tile<{height // 8}>", T.address_of(c[0, 0]), T.address_of(ys[0, 0]), pitch,
+                    "handle", f"di_keep_tile<{tile // 8}>", T.address_of(c[0, 0]), T.address_of(ys[0, 0]), pitch,
                     part * 64 * groups,
                 )  # fmt: skip
 
@@ -182,13 +162,7 @@ def grouped_product(
                         T.tma_copy(x[begin : begin + tile, k * step : (k + 1) * step], xs[s, :, :], barrier=full[s])
                         T.mbarrier_arrive(full[s])
                 else:
-                    if tile > SMALL:
-                        if active > SMALL:
-                            multiply(tile, staged, xs, full, empty, ys, weights, begin, active, limit, tx)
-                        else:
-                            multiply(SMALL, staged, xs, full, empty, ys, weights, begin, active, limit, tx)
-                    else:
-                        multiply(tile, staged, xs, full, empty, ys, weights, begin, active, limit, tx)
+                    multiply(staged, xs, full, empty, ys, weights, begin, active, limit, tx)
                     T.sync_threads(1, threads)
                     store = "di_store_hidden" if gated else "di_store_tile"
                     options = f"{tile}, {columns}, {threads}" + (f", {str(cast).lower()}" if gated else "")

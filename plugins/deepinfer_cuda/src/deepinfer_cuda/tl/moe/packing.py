@@ -59,7 +59,7 @@ def _pack_one(codes: Tensor, scales: Tensor, gated: bool) -> Tensor:
     words = torch.zeros_like(c[..., 0, :, 0])
     for eight in range(4):
         for odd in range(2):
-            words |= _spread(c[..., eight, :, odd], eight) << (16 * odd)
+            words |= _spread(c[..., eight, :, odd], eight, odd)
     words = words.permute(0, 4, 1, 3, 6, 5, 2).reshape(slabs, steps, CODE_WORDS)
     s = s.view(slabs, 4, 2, 8, steps, 2).permute(0, 4, 1, 3, 5, 2).reshape(slabs, steps, 4 * SCALE_WORDS)
     biased = ((s + BIAS) & 255).to(torch.uint8).contiguous().view(torch.int32)
@@ -70,7 +70,7 @@ def _unpack_one(words: Tensor, rows: int, columns: int, gated: bool) -> Tensor:
     slabs, steps = units(rows), units(columns)
     #                  slab step warp r lane group half -> slab warp half r step group lane
     words = words.reshape(slabs, steps, 4, 8, 4, 2, 2).permute(0, 2, 6, 3, 1, 5, 4)
-    pairs = [torch.stack([_gathered(words >> (16 * odd), eight) for odd in range(2)], dim=-1) for eight in range(4)]
+    pairs = [torch.stack([_gathered(words, eight, odd) for odd in range(2)], dim=-1) for eight in range(4)]
     c = torch.stack(pairs, dim=-3).reshape(slabs * OUTPUTS, steps * INPUTS)[:rows, :columns]
     if gated:
         c = torch.empty_like(c).index_copy_(0, _alternating(rows, c.device), c)
@@ -82,18 +82,22 @@ def _alternating(rows: int, device: torch.device) -> Tensor:
     return torch.arange(rows, device=device).view(2, rows // 16, 8).transpose(0, 1).reshape(-1)
 
 
-def _spread(code: Tensor, eight: int) -> Tensor:
-    """A code's bits where ``di_expand_e2m1`` looks for them in a half word."""
-    sign, rest = code >> 3, code & 7
-    if eight < 3:
-        return sign << (15 - 3 * eight) | rest << (6 - 3 * eight)
-    return sign << 14 | rest >> 2 << 13 | (rest & 3) << 10
+PLACES = ((14, 7, 8, 15), (4, 5, 6, 13), (0, 1, 2, 9), (26, 27, 28, 3))
+"""Where the bits of the even code of each eight lie in a word: mantissa, low and high bit of the exponent, sign. The
+odd one's lie half a word further on. ``di_expand_e2m1`` says why."""
 
 
-def _gathered(half: Tensor, eight: int) -> Tensor:
-    """The code that :func:`_spread` put into the low 16 bits of ``half``, uint8."""
-    if eight < 3:
-        code = (half >> (15 - 3 * eight) & 1) << 3 | half >> (6 - 3 * eight) & 7
-    else:
-        code = (half >> 14 & 1) << 3 | (half >> 13 & 1) << 2 | half >> 10 & 3
+def _spread(code: Tensor, eight: int, odd: int) -> Tensor:
+    """A word with a code's bits where ``di_expand_e2m1`` looks for them."""
+    word = torch.zeros_like(code)
+    for bit, place in enumerate(PLACES[eight]):
+        word |= (code >> bit & 1) << (place + 16 * odd) % 32
+    return word
+
+
+def _gathered(word: Tensor, eight: int, odd: int) -> Tensor:
+    """The code that :func:`_spread` put into ``word``, uint8."""
+    code = torch.zeros_like(word)
+    for bit, place in enumerate(PLACES[eight]):
+        code |= (word >> (place + 16 * odd) % 32 & 1) << bit
     return code.to(torch.uint8)

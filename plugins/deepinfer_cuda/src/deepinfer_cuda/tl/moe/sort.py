@@ -33,7 +33,7 @@ def slots_of_few(pairs: int, experts: int, tile: int) -> int:
 
 
 @kernel(
-    cases=[{"experts": e, "tile": t} for e, t in ((384, 8), (384, 16), (384, 32), (384, 64), (8, 8), (8, 16), (8, 32))]
+    cases=[{"experts": e, "tile": t} for e, t in ((384, 8), (384, 16), (384, 32), (384, 96), (8, 8), (8, 16), (8, 32))]
 )
 def sort_pairs(*, experts: int, tile: int) -> Any:
     """ids int64 ``[P]`` (-1 masked), weights fp32 ``[P]`` -> see the tensors. Rows behind the last one have pair -1

@@ -3,22 +3,39 @@
 #ifndef DEEPINFER_EXPERT_TILES_CUH
 #define DEEPINFER_EXPERT_TILES_CUH
 
+// One half of a word in both: the multiplication that takes it reads the half itself.
+DI_FN uint32_t di_low_twice(uint32_t pair) {
+  uint32_t both;
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l};}" : "=r"(both) : "r"(pair));
+  return both;
+}
+DI_FN uint32_t di_high_twice(uint32_t pair) {
+  uint32_t both;
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h};}" : "=r"(both) : "r"(pair));
+  return both;
+}
+
 // Words of eight E2M1 codes -> bf16 pairs, `GROUPS` groups of 32 columns of two rows. Word 2g + h holds row h of group
-// g. A code's bits stand where a mask, after a shift, finds sign, exponent and mantissa of a bf16: 15, 8:6 | 12, 5:3 |
-// 9, 2:0 | 14, 13, 11:10. That number is the value over 2^126 (also where E2M1 is subnormal), and the scale byte, the
-// exponent of bf16, brings 2^126 back.
+// g. A code's bits stand where a mask, after at most one shift, finds sign, exponent and mantissa of a bf16 (15, 8:6) in
+// both halves: in place but for one bit of the mantissa (15, 8:7, 14), two bits lower (13, 6:4), six (9, 2:0), and twelve
+// round the end of the word (3, 12:10). No four places of the same shape fill 16 bits, so one code must come in two
+// pieces; this is the fewest instructions. The number is the value over 2^126 (also where E2M1 is subnormal), and the
+// scale byte, the exponent of bf16, brings 2^126 back: one word holds the scales of both rows, and the multiplication
+// takes the half that it needs.
+DI_FN void di_expand_word(uint32_t q, uint32_t scale, uint32_t* to) {
+  to[0] = di_mul2((q & 0x81808180u) | ((q >> 8) & 0x00400040u), scale);
+  to[2] = di_mul2((q << 2) & 0x81C081C0u, scale);
+  to[4] = di_mul2((q << 6) & 0x81C081C0u, scale);
+  to[6] = di_mul2(__funnelshift_l(q, q, 12) & 0x81C081C0u, scale);
+}
 template <int GROUPS>
 DI_FN void di_expand_e2m1(const uint32_t* codes, const uint32_t* scales, void* fragment) {
   uint32_t* out = reinterpret_cast<uint32_t*>(fragment);
 #pragma unroll
-  for (int word = 0; word < 2 * GROUPS; ++word) {
-    const uint32_t q = codes[word], byte = word & 3;
-    const uint32_t scale = __byte_perm(scales[word >> 2], 0, 0x0404u | (byte << 12) | (byte << 4)) >> 1;
-    uint32_t* to = out + (word >> 1) * 8 + (word & 1);
-    to[0] = di_mul2(q & 0x81C081C0u, scale);
-    to[2] = di_mul2((q << 3) & 0x81C081C0u, scale);
-    to[4] = di_mul2((q << 6) & 0x81C081C0u, scale);
-    to[6] = di_mul2(((q << 1) & 0x80008000u) | ((q >> 5) & 0x01000100u) | ((q >> 4) & 0x00C000C0u), scale);
+  for (int group = 0; group < GROUPS; ++group) {
+    const uint32_t both = __byte_perm(scales[group >> 1], 0, group & 1 ? 0x3424u : 0x1404u) >> 1;
+    di_expand_word(codes[2 * group], di_low_twice(both), out + 8 * group);
+    di_expand_word(codes[2 * group + 1], di_high_twice(both), out + 8 * group + 1);
   }
 }
 
