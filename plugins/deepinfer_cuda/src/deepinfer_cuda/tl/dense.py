@@ -80,27 +80,26 @@ def dense_rows(
     groups: int = 1,
     stages: int = 4,
     blocks: int = 2,
+    ahead: bool = False,
 ) -> Any:
     """``x`` bf16 ``[M, inputs]`` times a weight of ``outputs``, ``tile`` of them and ``rows`` rows a block.
 
     Of ``groups`` weights, each has its inputs and outputs beside those of the others.
 
     :param outputs: of one weight any multiple of 8, of ``groups`` or of codes whole tiles.
-    :param splits: pieces of the inputs, at most 8: the blocks of a cluster.
+    :param splits: pieces of the inputs, at most 8: the blocks of a cluster. Steps that they do not divide are spread.
+    :param ahead: registers for two steps of codes, so that one is unpacked beside the product of the other.
     """
     count = T.dynamic("count")
-    span, threads, tiles = inputs // splits, tile * 2, -(-groups * outputs // tile)
+    threads, tiles, steps = tile * 2, -(-groups * outputs // tile), inputs // STEP
     codes, all_outputs = fmt == "e4m3", groups * outputs
     stored = (all_outputs // 16, inputs // 32, 128) if codes else (all_outputs, inputs)
-    steps = span // STEP
-    held = min(stages, steps)
+    held = min(stages, steps // splits)
     chunks = STEP // 32
     cluster = (1, splits, 1) if splits > 1 else None
     hopper = on_hopper()
     gemm = T.wgmma_gemm if hopper else T.gemm
-    # Registers for two steps, so that one is unpacked beside the product of the other: not where that leaves room for
-    # two blocks a multiprocessor and three are needed for all of them to run at once.
-    beside = codes and (tile == 64 or (rows <= 16 and tiles <= 2 * MULTIPROCESSORS))
+    beside = codes and ahead
 
     @T.macro
     def load_weight(weight, factors, packed, scales, loaded, s, bn, at):
@@ -162,15 +161,17 @@ def dense_rows(
             loaded = T.alloc_barrier([COPIERS] * held)
             come = T.alloc_barrier([COPIERS] * held)
             empty = T.alloc_barrier([threads] * held)
+            begin = bs * steps // splits
+            n = steps // splits if steps % splits == 0 else (bs + 1) * steps // splits - begin
             T.pdl_trigger()
             if thread >= threads:
                 for k in T.serial(held):
-                    load_weight(weight, factors, packed, scales, loaded, k, bn, bs * span + k * STEP)
+                    load_weight(weight, factors, packed, scales, loaded, k, bn, (begin + k) * STEP)
                     T.mbarrier_arrive(loaded[k])
                 T.pdl_sync()
-                for k in T.serial(steps):
+                for k in T.serial(n):
                     s = k % held
-                    at = bs * span + k * STEP
+                    at = (begin + k) * STEP
                     if k >= held:
                         T.mbarrier_wait_parity(empty[s], (k // held + 1) % 2)
                         load_weight(weight, factors, packed, scales, loaded, s, bn, at)
@@ -190,20 +191,20 @@ def dense_rows(
                     T.annotate_layout({odd: by_row((tile, STEP))})
                     unpack(even, packed, scales, loaded, 0, thread)
                     T.pdl_sync()
-                    for pair in T.serial(steps // 2):
+                    for pair in T.serial(n // 2):
                         multiply(total, even, xs, come, 2 * pair)
                         unpack(odd, packed, scales, loaded, 2 * pair + 1, thread)
                         release(empty, 2 * pair)
                         multiply(total, odd, xs, come, 2 * pair + 1)
-                        if 2 * pair + 2 < steps:
+                        if 2 * pair + 2 < n:
                             unpack(even, packed, scales, loaded, 2 * pair + 2, thread)
                         release(empty, 2 * pair + 1)
-                    if steps % 2:
-                        multiply(total, even, xs, come, steps - 1)
-                        release(empty, steps - 1)
+                    if n % 2 == 1:
+                        multiply(total, even, xs, come, n - 1)
+                        release(empty, n - 1)
                 else:
                     T.pdl_sync()
-                    for k in T.serial(steps):
+                    for k in T.serial(n):
                         if codes:
                             unpack(even, packed, scales, loaded, k, thread)
                             multiply(total, even, xs, come, k)

@@ -33,8 +33,8 @@ def core_offset(row: Any, pair: Any, quad: Any, width: int) -> Any:
 
 
 @T.macro
-def multiply_wgmma(keys, queries, desc, acc, width: int, columns: int):
-    """``acc[64, columns] = keys x queries^T`` by wgmma. ``desc`` describes ``queries``."""
+def start_wgmma(keys, queries, desc, acc, width: int, columns: int):
+    """Begins ``acc[64, columns] = keys x queries^T`` by wgmma. ``desc`` describes ``queries``."""
     T.warpgroup_fence_operand(keys, num_regs=width // 4)
     T.warpgroup_fence_operand(acc, num_regs=columns // 2)
     T.warpgroup_arrive()
@@ -57,8 +57,20 @@ def multiply_wgmma(keys, queries, desc, acc, width: int, columns: int):
             1,
         )
     T.warpgroup_commit_batch()
-    T.warpgroup_wait(0)
+
+
+@T.macro
+def finish_wgmma(acc, columns: int, later: int = 0):
+    """Waits until ``acc`` is there; ``later`` products that began after it may be under way."""
+    T.warpgroup_wait(later)
     T.warpgroup_fence_operand(acc, num_regs=columns // 2)
+
+
+@T.macro
+def multiply_wgmma(keys, queries, desc, acc, width: int, columns: int):
+    """``acc[64, columns] = keys x queries^T`` by wgmma. ``desc`` describes ``queries``."""
+    start_wgmma(keys, queries, desc, acc, width, columns)
+    finish_wgmma(acc, columns)
 
 
 @T.macro

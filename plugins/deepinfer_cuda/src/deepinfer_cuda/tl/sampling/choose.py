@@ -16,7 +16,7 @@ from typing import Any
 import tilelang.language as T
 
 from deepinfer_cuda.jit import kernel
-from deepinfer_cuda.tl.sampling.parts import gather, meet, of_part
+from deepinfer_cuda.tl.sampling.parts import gather, meet, of_part, sum_of_parts
 from deepinfer_cuda.tl.sampling.rows import ROWS, WARP, pure, read
 
 BUCKETS = 2048
@@ -58,14 +58,6 @@ def choose(*, width: int, vector: int, result: str, threads: int, parts: int) ->
     told = (rows, width) if result == ALL else (rows,)
 
     @T.macro
-    def add_bucket(number, mass, tally, masses, bucket) -> None:
-        """Adds what all parts have in a bucket."""
-        for p in T.serial(parts):
-            number[0] = number[0] + T.cast(of_part("uint32", tally[bucket], p, parts), "int64")
-            mass[0] = mass[0] + (T.cast(of_part("uint32", masses[BUCKETS + bucket], p, parts), "int64") << T.int64(32))
-            mass[0] = mass[0] + T.cast(of_part("uint32", masses[bucket], p, parts), "int64")
-
-    @T.macro
     def weigh(own, v, values, token, peak, heat, cold, least, edge, edge_id, share, inverse) -> None:
         """``own[v]``: the weight of ``values[v]``, 0 for what does not stay."""
         e = pure("float32", "di_relative", values[v], peak, heat, cold)
@@ -102,6 +94,8 @@ def choose(*, width: int, vector: int, result: str, threads: int, parts: int) ->
             listed = T.alloc_shared((LISTED,), "uint64")
             sums = T.alloc_shared((warps,), "int64")
             counts = T.alloc_shared((warps,), "int64")
+            held = T.alloc_local((each,), "int64")  # tokens and mass of a thread's buckets
+            weight = T.alloc_local((each,), "int64")
             found = T.alloc_shared((4,), "int64")  # bucket, tokens before it, mass before it, tokens listed
             last = T.alloc_shared((2,), "uint64")  # rank of the last token to stay, mass up to it
             gross = T.alloc_shared((1,), "int64")
@@ -159,8 +153,13 @@ def choose(*, width: int, vector: int, result: str, threads: int, parts: int) ->
                 limit = pure("int64", "di_part", total[0], top_p[row])
                 number[0] = T.int64(0)
                 part[0] = T.int64(0)
-                for i in T.serial(each):
-                    add_bucket(number, part, tally, masses, thread * each + i)
+                for i in T.unroll(each):
+                    held[i] = sum_of_parts(tally[thread * each + i], parts)
+                    weight[i] = sum_of_parts(masses[BUCKETS + thread * each + i], parts) << T.int64(32)
+                    weight[i] = weight[i] + sum_of_parts(masses[thread * each + i], parts)
+                for i in T.unroll(each):
+                    number[0] = number[0] + held[i]
+                    part[0] = part[0] + weight[i]
                 before[0] = T.call_extern("int64", "di_warp_scan", number[0])
                 before[1] = T.call_extern("int64", "di_warp_scan", part[0])
                 T.sync_threads()
@@ -174,10 +173,9 @@ def choose(*, width: int, vector: int, result: str, threads: int, parts: int) ->
                     if w < warp:
                         before[0] = before[0] + counts[w]
                         before[1] = before[1] + sums[w]
-                for i in T.serial(each):
-                    number[0] = before[0]
-                    part[0] = before[1]
-                    add_bucket(number, part, tally, masses, thread * each + i)
+                for i in T.unroll(each):
+                    number[0] = before[0] + held[i]
+                    part[0] = before[1] + weight[i]
                     if (before[1] <= limit) and (before[0] < room) and ((part[0] > limit) or (number[0] >= room)):
                         found[0] = T.cast(thread * each + i, "int64")
                         found[1] = before[0]

@@ -27,6 +27,11 @@ def of_part(dtype: str, variable: Any, part: Any, parts: int) -> Any:
     return T.call_extern(dtype, "di_of_part", T.address_of(variable), part) if parts > 1 else variable
 
 
+def sum_of_parts(variable: Any, parts: int) -> Any:
+    """An unsigned word of shared memory, summed over the blocks of the row in 64 bits."""
+    return T.call_extern("int64", f"di_sum_of_parts<{parts}>", T.address_of(variable))
+
+
 @T.macro
 def gather(value, before, sums, gross, thread, part, warps: int, parts: int) -> None:
     """``value[0]``: its sum over the row's threads, in every one; ``before[0]``: over the blocks before this one."""

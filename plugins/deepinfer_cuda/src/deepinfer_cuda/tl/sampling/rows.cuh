@@ -118,6 +118,21 @@ template <typename T> __device__ __forceinline__ T di_of_part(T* variable, int p
   return *(const volatile T*)__cluster_map_shared_rank(variable, part);
 }
 
+// Sum of such a variable over all blocks: every one of them is on its way before the first is added.
+template <int PARTS> __device__ __forceinline__ long long di_sum_of_parts(const unsigned* variable) {
+  if constexpr (PARTS == 1) {
+    return *variable;
+  } else {
+    unsigned of[PARTS];
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p) of[p] = di_of_part(variable, p);
+    long long sum = 0;
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p) sum += of[p];
+    return sum;
+  }
+}
+
 // The same list, of the first block of the cluster.
 template <int N> __device__ __forceinline__ void di_list_first(uint64_t* list, int64_t* count, unsigned long long value) {
   di_list<N>((uint64_t*)__cluster_map_shared_rank(list, 0), (int64_t*)__cluster_map_shared_rank(count, 0), value);
