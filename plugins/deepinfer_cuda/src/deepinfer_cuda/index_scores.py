@@ -14,8 +14,7 @@ from torch import Tensor
 
 from deepinfer_cuda.fits import int32
 from deepinfer_cuda.plain import plain_op
-from deepinfer_cuda.tl.indexer import paged
-from deepinfer_cuda.tl.indexer import scores as score_kernels
+from deepinfer_cuda.tl.indexer import paged, scores, spans
 from deepinfer_cuda.tl.indexer.queries import padded
 from deepinfer_cuda.tl.indexer.tensor_core import KEYS
 from deepinfer_cuda.unproven import serves
@@ -75,7 +74,7 @@ def logits(
             launch(codes, scales, weights, bytes_, stride, table, last, each, made)
         elif page or candidates is not None:
             chunk = next((c for c in ROW_CHUNKS if total * -(-max_k // c) >= FILLING_BLOCKS), ROW_CHUNKS[-1])
-            score_kernels.row_scores(
+            scores.row_scores(
                 heads=heads, width=width, page=page, block=0 if candidates is None else block, query=form, weight=kind,
                 chunk=chunk,
             )(codes, scales, weights, words, bytes_, stride, table, first, last,
@@ -84,7 +83,7 @@ def logits(
             rows = 8 if padded(heads) <= 32 else 4
             groups = -(-total // rows)
             chunk = next((c for c in SPAN_CHUNKS if groups * -(-max_k // c) >= FILLING_BLOCKS), SPAN_CHUNKS[-1])
-            score_kernels.span_scores(heads=heads, width=width, rows=rows, query=form, weight=kind, chunk=chunk)(
+            spans.span_scores(heads=heads, width=width, rows=rows, query=form, weight=kind, chunk=chunk)(
                 codes, scales, weights, words.view(-1, width // 8), bytes_.view(-1, width // 32), first, last, made
             )
     return made if out is None or fits else out.copy_(made)

@@ -4,7 +4,7 @@ The matrix units compute the transpose: 64 outputs of the weight by as many rows
 little more than the bytes of the weight. FP8 weights are stored in the order of the register operand (``packed``), are
 copied to shared memory as they are and become bf16 in registers. The inputs are cut into ``splits`` at places that
 depend on the weight's shape alone; the blocks of a cut are a cluster, and each adds up its share of the outputs from
-the shared memory of all of them, in order. So a row's bits do not depend on how many rows there are, nor on the tile
+the sums of all of them, in order. So a row's bits do not depend on how many rows there are, nor on the tile
 that was chosen for them.
 
 A launch begins while the one before still runs (programmatic dependent launch): one warp fills the stages with the
@@ -20,12 +20,14 @@ from deepinfer_cuda.jit import kernel
 from deepinfer_cuda.tl.attention.softmax import on_hopper
 from deepinfer_cuda.tl.parts.cuts import STEP, cut_of, pipeline
 
-PRODUCTS = files(f"{__package__}.parts").joinpath("products.cuh").read_text(encoding="utf-8")
+_PARTS = files(f"{__package__}.parts")
+PRODUCTS = "\n".join(_PARTS.joinpath(f"{name}.cuh").read_text(encoding="utf-8") for name in ("ring", "products"))
 ALIGNED = 32
 """Words that places of the copy engine in shared memory are apart at least; those behind the wanted ones are unused."""
 COPIERS = 32
-MULTIPROCESSORS = 132
-"""Of the device that sizes were chosen on; others compute the same."""
+SENT_ROWS = 16
+"""Rows up to which the blocks of a cluster send their sums, to memory of their own, and none waits for all. More rows
+would cost stages; there, blocks read the sums of the others where the rows lay."""
 _OPTIONS = {"tl.disable_safe_memory_legalize": True, "tl.disable_warp_specialized": True}
 """All that could pass an end goes through the copy engine, which stops there by itself. The roles of the warps are
 written out below."""
@@ -100,6 +102,8 @@ def dense_rows(
     hopper = on_hopper()
     gemm = T.wgmma_gemm if hopper else T.gemm
     beside = codes and ahead
+    sends = splits > 1 and rows <= SENT_ROWS
+    received = splits * -(-tile * rows // 4 // splits) * 4 if sends else 4
 
     @T.macro
     def load_weight(weight, factors, packed, scales, loaded, s, bn, at):
@@ -157,6 +161,8 @@ def dense_rows(
                 packed = T.alloc_shared((held, tile // 16, chunks, 128), "uint32")
             else:
                 packed = T.alloc_shared((held, tile, STEP), "bfloat16")
+            pieces = T.alloc_shared((received,), "float32")
+            all_sent = T.alloc_shared((1,), "uint64")
             scales = T.alloc_shared((held, ALIGNED // chunks, chunks), "uint32")
             loaded = T.alloc_barrier([COPIERS] * held)
             come = T.alloc_barrier([COPIERS] * held)
@@ -164,6 +170,13 @@ def dense_rows(
             begin = bs * steps // splits
             n = steps // splits if steps % splits == 0 else (bs + 1) * steps // splits - begin
             T.pdl_trigger()
+            if sends:
+                if thread == 0:
+                    T.call_extern(
+                        "handle", f"di_expect_sums<{tile}, {rows}, {splits}>", T.address_of(all_sent[0]), bs
+                    )
+                T.sync_warp()
+                T.call_extern("handle", "di_cluster_arrive")
             if thread >= threads:
                 for k in T.serial(held):
                     load_weight(weight, factors, packed, scales, loaded, k, bn, (begin + k) * STEP)
@@ -179,6 +192,8 @@ def dense_rows(
                     left = (bn * tile // outputs * inputs if groups > 1 else 0) + at
                     T.tma_copy(x[bm * rows : bm * rows + rows, left : left + STEP], xs[s, :, :], barrier=come[s])
                     T.mbarrier_arrive(come[s])
+                if sends:
+                    T.call_extern("handle", "di_cluster_wait")
             else:
                 total = T.alloc_fragment((tile, rows), "float32")
                 T.annotate_layout({total: by_row((tile, rows))})
@@ -212,28 +227,37 @@ def dense_rows(
                             T.mbarrier_wait_parity(loaded[k % held], k // held % 2)
                             multiply(total, packed[k % held, :, :], xs, come, k)
                         release(empty, k)
-                T.sync_threads(1, threads)
-                T.call_extern(
-                    "handle",
-                    f"di_keep_sums<{tile}, {rows}>",
-                    T.address_of(total[0, 0]),
-                    T.address_of(xs[0, 0, 0]),
-                    thread,
-                )
-                if splits == 1:
+                if sends:
+                    T.call_extern("handle", "di_cluster_wait")  # all blocks are there
+                    T.call_extern(
+                        "handle", f"di_send_sums<{tile}, {rows}, {splits}>", T.address_of(total[0, 0]),
+                        T.address_of(pieces[0]), T.address_of(all_sent[0]), bs, thread,
+                    )  # fmt: skip
+                    T.call_extern("handle", "di_await_sums", T.address_of(all_sent[0]))
+                else:
                     T.sync_threads(1, threads)
-            if splits > 1:
+                    T.call_extern(
+                        "handle",
+                        f"di_keep_sums<{tile}, {rows}>",
+                        T.address_of(total[0, 0]),
+                        T.address_of(xs[0, 0, 0]),
+                        thread,
+                    )
+                    if splits == 1:
+                        T.sync_threads(1, threads)
+            if splits > 1 and not sends:
                 T.cluster_arrive()
                 T.cluster_wait()
             if thread < threads:
                 kind = "float" if out == "float32" else "__nv_bfloat16"
+                options = f"{tile}, {rows}, {splits}, {threads}, {str(sends).lower()}, {kind}"
                 T.call_extern(
-                    "handle", f"di_add_pieces<{tile}, {rows}, {splits}, {threads}, {kind}>", T.address_of(xs[0, 0, 0]),
+                    "handle", f"di_add_pieces<{options}>", T.address_of(pieces[0] if sends else xs[0, 0, 0]),
                     T.address_of(y[bm * rows, bn * tile]), all_outputs, count - bm * rows, all_outputs - bn * tile,
                     bs, thread,
                 )  # fmt: skip
-            if splits > 1:
-                T.cluster_arrive()
-                T.cluster_wait()  # others still read the sums of this block
+            if splits > 1 and not sends:
+                T.call_extern("handle", "di_cluster_arrive")
+                T.call_extern("handle", "di_cluster_wait")  # others still read the sums of this block
 
     return dense_rows

@@ -3,31 +3,26 @@
 The copy engine brings pairs of tiles of keys, codes and scales, into a ring of stages in shared memory. The warps of a
 block take turns in asking for a pair: with each one, into the stage of the pair before, which all of them have left by
 then. The second tile of a pair is unpacked beside the product of the first, the first one is weighed beside the product
-of the second. A warp looks up the pages of 32 tiles at once. Keys are scored as :mod:`scores` does it: a key's score has
-the same bits.
+of the second. A warp looks up the pages of 32 tiles at once. A key's score has the same bits
+as by :mod:`scores`.
 """
 
 from importlib.resources import files
 
-import tilelang
 import tilelang.language as T
 
 from deepinfer_cuda.jit import kernel
 from deepinfer_cuda.tl.indexer import tensor_core as tc
+from deepinfer_cuda.tl.indexer.keys import RELEASED, UNCHECKED, UNSCALED, key_scale, sum_quads, unpack_keys, weigh
 from deepinfer_cuda.tl.indexer.queries import QUERIES, THREADS, load_plain_queries, load_queries, load_weights, padded
-from deepinfer_cuda.tl.indexer.scores import RELEASED, UNSCALED, key_scale, sum_quads, unpack_keys, weigh
 from deepinfer_cuda.tl.parts.numbers import NUMBERS
 
 RING = files("deepinfer_cuda.tl.parts").joinpath("ring.cuh").read_text(encoding="utf-8")
 WARP, WARPS = 32, THREADS // 32
-CASES = [RELEASED | {"page": page} for page in (64, 128)]
-OPTIONS = {
-    tilelang.PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS: True,
-    tilelang.PassConfigKey.TL_DISABLE_BUFFER_INIT_CHECK: True,
-}
+CASES = [*(RELEASED | {"page": page} for page in (64, 128)), {"heads": 32, "width": 128, "page": 64}]
 
 
-@kernel(cases=CASES, pass_configs=OPTIONS)
+@kernel(cases=CASES, pass_configs=UNCHECKED)
 def paged_scores(
     *, heads: int, width: int, page: int, query: str = "e2m1", weight: str = "float32", stages: int = 3, blocks: int = 4
 ):

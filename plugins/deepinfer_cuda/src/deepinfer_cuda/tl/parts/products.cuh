@@ -41,6 +41,56 @@ DI_PRODUCTS void di_keep_sums(const void* fragment, void* sums_, int thread) {
   for (int i = 0; i < ROWS / 2; ++i) sums[(i / 4 * 8 + i % 2) * TILE + i / 2 % 2 * 8] = total[i];
 }
 
+// Floats of the outputs that each of PIECES blocks adds up.
+template <int TILE, int ROWS, int PIECES>
+constexpr int DI_SHARE = (TILE * ROWS / 4 + PIECES - 1) / PIECES * 4;
+
+// Prepares `all` for the sums of the whole cluster: one thread calls it, before it arrives at a barrier of the cluster.
+template <int TILE, int ROWS, int PIECES>
+DI_PRODUCTS void di_expect_sums(uint64_t* all, int rank) {
+  constexpr int SHARE = DI_SHARE<TILE, ROWS, PIECES>;
+  const int own = TILE * ROWS - rank * SHARE;
+  di_barrier_init(all, 1);
+  di_barriers_ready();
+  di_barrier_expect(all, (own < 0 ? 0 : own < SHARE ? own : SHARE) * 4 * PIECES);
+}
+
+// The accumulators of a warp to the blocks of the cluster that add them up: block r has the r-th share of the outputs,
+// `received` there is [PIECES, share] and gets this block's, the `rank`-th; its barrier `all` counts the bytes.
+template <int TILE, int ROWS, int PIECES>
+DI_PRODUCTS void di_send_sums(const void* fragment, const void* received, const uint64_t* all, int rank, int thread) {
+  constexpr int SHARE = DI_SHARE<TILE, ROWS, PIECES>;
+  const float* total = reinterpret_cast<const float*>(fragment);
+  const uint32_t base = di_shared_place(received) + rank * SHARE * 4, barrier = di_shared_place(all);
+  const int lane = thread % 32, output = thread / 32 * 16 + lane / 4;
+#pragma unroll
+  for (int i = 0; i < ROWS / 2; ++i) {
+    const int at = (i / 4 * 8 + i % 2 + lane % 4 * 2) * TILE + output + i / 2 % 2 * 8, to = at / SHARE;
+    asm volatile(
+        "{\n.reg .b32 place, there;\nmapa.shared::cluster.u32 place, %0, %2;\nmapa.shared::cluster.u32 there, %1, %2;\n"
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [place], %3, [there];\n}" ::"r"(
+            base + at % SHARE * 4),
+        "r"(barrier), "r"(to), "f"(total[i])
+        : "memory");
+  }
+}
+
+// Until the sums of the whole cluster are here.
+DI_PRODUCTS void di_await_sums(uint64_t* all) {
+  uint32_t done = 0;
+  while (!done) {
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\nselp.b32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(di_shared_place(all))
+        : "memory");
+  }
+}
+
+// Arrives at the barrier of the cluster without making memory visible: nothing that it waits for is written.
+DI_PRODUCTS void di_cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+DI_PRODUCTS void di_cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
 DI_PRODUCTS float4 di_load_piece(uint32_t at, uint32_t rank) {
   uint32_t place;
   float4 v;
@@ -58,9 +108,9 @@ DI_PRODUCTS void di_put4(__nv_bfloat16* y, float4 v) {
   *reinterpret_cast<uint2*>(y) = *reinterpret_cast<uint2*>(pairs);
 }
 
-// sums: [ROWS, TILE] in the shared memory of each of PIECES blocks. Block `rank` adds up and writes its share, in the
-// order of the pieces; rows from `count` and columns from `width` on are not there.
-template <int TILE, int ROWS, int PIECES, int THREADS, typename T>
+// sums: [ROWS, TILE] in the shared memory of each of PIECES blocks, or with SENT what they have sent here. Block `rank`
+// adds up and writes its share, in the order of the pieces; rows from `count` and columns from `width` on are not there.
+template <int TILE, int ROWS, int PIECES, int THREADS, bool SENT, typename T>
 DI_PRODUCTS void di_add_pieces(const void* sums, void* y_, int pitch, int count, int width, int rank,
                                int thread) {
   constexpr int FOURS = TILE * ROWS / 4, SHARE = (FOURS + PIECES - 1) / PIECES;
@@ -77,7 +127,8 @@ DI_PRODUCTS void di_add_pieces(const void* sums, void* y_, int pitch, int count,
     } else {
       float4 piece[PIECES];
 #pragma unroll
-      for (int p = 0; p < PIECES; ++p) piece[p] = di_load_piece(base + four * 16, p);
+      for (int p = 0; p < PIECES; ++p)
+        piece[p] = SENT ? reinterpret_cast<const float4*>(sums)[p * SHARE + i] : di_load_piece(base + four * 16, p);
       total = piece[0];
 #pragma unroll
       for (int p = 1; p < PIECES; ++p) {
