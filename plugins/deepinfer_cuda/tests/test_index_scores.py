@@ -15,6 +15,6 @@ def test_blocks_cover_all_tiles_in_few_waves(rows, tiles):
 
 
 def test_blocks_of_a_full_step_are_one_wave():
-    assert tiles_of_block(64, 256) == 32
-    assert tiles_of_block(256, 256) == 128
+    assert tiles_of_block(64, 256) == 26
+    assert tiles_of_block(256, 256) == 52
     assert tiles_of_block(1, 256) == 1

@@ -8,7 +8,7 @@ from deepinfer_core.conformance.reference import quant as reference
 from deepinfer_cuda import packing, products
 from deepinfer_cuda.ops.mhc import parts_of
 from deepinfer_cuda.tl.mhc import LANES, PARTS, SLICE, groups_of
-from deepinfer_cuda.tl.parts.cuts import MOST_SPLITS, STEP, cut_of
+from deepinfer_cuda.tl.parts.cuts import MOST_SPLITS, PLACES, STEP, cut_of, wide_cut_of
 from deepinfer_cuda.weights import prepared
 
 SHAPES = [(1792, 5120), (32768, 1280), (5120, 8192), (4608, 5120), (5120, 2304), (384, 5120), (256, 256), (64, 128)]
@@ -75,6 +75,22 @@ def test_a_cut_divides_the_inputs_into_whole_steps_of_a_cluster(outputs, inputs,
     assert inputs % (cut.splits * STEP) == 0
     assert 1 <= cut.splits <= MOST_SPLITS
     assert outputs % cut.tile == 0
+
+
+@pytest.mark.parametrize(("outputs", "inputs", "groups", "tile", "splits"), [
+    (1792, 5120, 1, 128, 8), (5120, 8192, 1, 128, 3), (4608, 5120, 1, 128, 3), (1024, 4096, 8, 128, 2),
+    (256, 256, 1, 128, 2), (25600, 6144, 1, 256, 1),
+])  # fmt: skip
+def test_wide_blocks_run_at_once(outputs, inputs, groups, tile, splits):
+    cut = wide_cut_of(outputs, inputs, groups)
+    assert (cut.tile, cut.splits) == (tile, splits)
+    assert cut.blocks == groups * outputs // tile * splits <= PLACES
+
+
+def test_large_weights_and_odd_sizes_have_no_wide_blocks():
+    assert wide_cut_of(32768, 1280) is None
+    assert wide_cut_of(192, 256) is None
+    assert wide_cut_of(128, 64) is None
 
 
 def test_sizes_that_no_tile_divides_have_no_cut():

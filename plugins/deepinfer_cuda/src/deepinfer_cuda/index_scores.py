@@ -22,8 +22,8 @@ from deepinfer_cuda.unproven import serves
 FILLING_BLOCKS = 528
 """Blocks of threads that keep a device busy: four for each of 132 multiprocessors."""
 ROW_CHUNKS, SPAN_CHUNKS = (1024, 512, 256, 128), (4096, 1024)
-PLACES, PROLOGUE = 528, 4
-"""Blocks of whole pages that run at once, four a multiprocessor, and tiles that take as long as a block's beginning."""
+PLACES, PROLOGUE = 660, 3
+"""Blocks of whole pages that run at once, five a multiprocessor, and tiles that take as long as a block's beginning."""
 WIDTHS = (32, 64, 128)
 """Values of a key: a thread has a quarter of them under one scale, in whole words."""
 MOST_ROWS = 65535
@@ -97,7 +97,7 @@ def tiles_of_block(rows: int, tiles: int) -> int:
         return -(-tiles // min(tiles, max(1, waves * PLACES // rows)))
 
     def time(n: int) -> int:
-        return -(-rows * -(-tiles // n) // PLACES) * (n + n % 2 + PROLOGUE)
+        return -(-rows * -(-tiles // n) // PLACES) * (n + PROLOGUE)
 
     return min((each(waves) for waves in (1, 2, 3)), key=time)
 

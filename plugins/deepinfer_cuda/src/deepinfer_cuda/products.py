@@ -14,14 +14,12 @@ from torch import Tensor
 from deepinfer_cuda import packing
 from deepinfer_cuda.tensors import PreparedWeight
 from deepinfer_cuda.tl.dense import dense_rows
-from deepinfer_cuda.tl.parts.cuts import Cut, cut_of, pipeline
+from deepinfer_cuda.tl.parts.cuts import FEW_ROWS, Cut, cut_of, pipeline, wide_cut_of
 
 TILES_OF_ROWS = (8, 16, 32, 64)
-FEW_ROWS = 16
-"""Up to this many rows our kernel is ahead of the library's."""
-SOME_ROWS, LARGE = 64, 20_000_000
-"""And up to this many where an FP8 weight has that many values: half the bytes outweigh the rows, which every block
-reads again."""
+SOME_ROWS = 64
+"""Up to this many rows our kernel is ahead of the library's where a weight is FP8, half the bytes of what the library
+reads; else up to ``FEW_ROWS``."""
 
 
 @define
@@ -50,12 +48,13 @@ def keep_packed(w: PreparedWeight) -> None:
 
 def takes(w: PreparedWeight, rows: int) -> Cut | None:
     """How our kernel multiplies ``rows`` rows by ``w``; None: the library does."""
-    most = SOME_ROWS if w.fmt == "e4m3" and w.size.numel() >= LARGE else FEW_ROWS
-    if rows > most and not SETTINGS.batch_invariant:
+    if rows > (SOME_ROWS if w.fmt == "e4m3" else FEW_ROWS) and not SETTINGS.batch_invariant:
         return None
     if w.fmt != "bf16" and not packing.can_pack(w):
         return None
-    return cut_of(w.outputs, w.inputs, groups_of(w))
+    shape = w.outputs, w.inputs, groups_of(w)
+    wide = wide_cut_of(*shape) if rows > FEW_ROWS and w.fmt == "e4m3" and not SETTINGS.batch_invariant else None
+    return wide or cut_of(*shape)
 
 
 def few_rows(x: Tensor, w: PreparedWeight, cut: Cut, y: Tensor, groups: int = 1) -> None:
@@ -74,7 +73,7 @@ def few_rows(x: Tensor, w: PreparedWeight, cut: Cut, y: Tensor, groups: int = 1)
         fmt=w.fmt,
         out="float32" if y.dtype == torch.float32 else "bfloat16",
         groups=groups,
-        **pipeline(cut.tile, tile, codes),
+        **pipeline(cut, tile, codes),
     )
     launch(x, weight, factors, y)
 

@@ -1,10 +1,8 @@
 """Indexer scores of the keys of whole pages: decode (``spec/kernels.md`` 2.4).
 
-The copy engine brings pairs of tiles of keys, codes and scales, into a ring of stages in shared memory. The warps of a
-block take turns in asking for a pair: with each one, into the stage of the pair before, which all of them have left by
-then. The second tile of a pair is unpacked beside the product of the first, the first one is weighed beside the product
-of the second. A warp looks up the pages of 32 tiles at once. A key's score has the same bits
-as by :mod:`scores`.
+The copy engine brings tiles of keys, codes and scales, into a ring of stages in shared memory. The warps of a block
+take turns in asking for one: with each tile, for the stage of the tile before, which all of them have left by then. A
+warp looks up the pages of 32 tiles at once. A key's score has the same bits as by :mod:`scores`.
 """
 
 from importlib.resources import files
@@ -24,7 +22,7 @@ CASES = [*(RELEASED | {"page": page} for page in (64, 128)), {"heads": 32, "widt
 
 @kernel(cases=CASES, pass_configs=UNCHECKED)
 def paged_scores(
-    *, heads: int, width: int, page: int, query: str = "e2m1", weight: str = "float32", stages: int = 3, blocks: int = 4
+    *, heads: int, width: int, page: int, query: str = "e2m1", weight: str = "float32", stages: int = 4, blocks: int = 5
 ):
     """Scores of cached keys, one query row and ``tiles`` tiles of keys a block of threads.
 
@@ -34,7 +32,7 @@ def paged_scores(
     written where an entry is visible.
 
     :param page: entries of a page, whole tiles.
-    :param stages: pairs of tiles on their way. :param blocks: of a multiprocessor, that registers are left for.
+    :param stages: tiles on their way. :param blocks: of a multiprocessor, that registers are left for.
     """
     total, columns, table_width = T.dynamic("total, columns, table_width")
     cache_bytes = T.dynamic("cache_bytes", "int64")
@@ -45,29 +43,17 @@ def paged_scores(
 
     @T.macro
     def fetch(cache, codes, factors, full, base, start, tile):
-        """Copies a tile of the page that begins at ``base`` to its place in the ring."""
-        s, half, inside = tile // 2 % stages, tile % 2, (start + tile * tc.KEYS) % page
+        """Copies a tile of the page that begins at ``base`` to its stage."""
+        s, inside = tile % stages, (start + tile * tc.KEYS) % page
+        T.call_extern("handle", "di_barrier_expect", T.address_of(full[s]), code_bytes + scale_bytes)
         T.call_extern(
-            "handle", "di_copy_bytes", T.address_of(codes[s, half, 0]),
-            T.address_of(cache[base + inside * (width // 2)]), code_bytes, T.address_of(full[s]),
+            "handle", "di_copy_bytes", T.address_of(codes[s, 0]), T.address_of(cache[base + inside * (width // 2)]),
+            code_bytes, T.address_of(full[s]),
         )  # fmt: skip
         T.call_extern(
-            "handle", "di_copy_bytes", T.address_of(factors[s, half, 0]),
+            "handle", "di_copy_bytes", T.address_of(factors[s, 0]),
             T.address_of(cache[base + page * (width // 2) + inside * words]), scale_bytes, T.address_of(full[s]),
         )  # fmt: skip
-
-    @T.macro
-    def fetch_pair(cache, codes, factors, full, unit, start, count, pair, lane, stride):
-        """The same of two tiles, of which the second may not be there. Called by a warp."""
-        if lane == 0:
-            T.call_extern(
-                "handle", "di_barrier_expect", T.address_of(full[pair % stages]),
-                T.if_then_else((2 * pair + 1) * tc.KEYS < count, 2, 1) * (code_bytes + scale_bytes),
-            )  # fmt: skip
-        for half in T.unroll(2):
-            base = T.cast(T.shfl_sync(unit, (2 * pair + half) % WARP), "int64") * (stride * 16)
-            if lane == 0 and (2 * pair + half) * tc.KEYS < count:
-                fetch(cache, codes, factors, full, base, start, 2 * pair + half)
 
     @T.prim_func
     def paged_scores(
@@ -88,18 +74,19 @@ def paged_scores(
             own, quad = warp * 16 + lane // 4, lane % 4
             queries = T.alloc_shared((stacked * width // 2,), "uint32")
             own_weights = T.alloc_shared((stacked,), "float32")
-            codes = T.alloc_shared((stages, 2, code_bytes // 4), "uint32")
-            factors = T.alloc_shared((stages, 2, scale_bytes), "uint8")
+            codes = T.alloc_shared((stages, code_bytes // 4), "uint32")
+            factors = T.alloc_shared((stages, scale_bytes), "uint8")
             full = T.alloc_shared((stages,), "uint64")
             empty = T.alloc_shared((stages,), "uint64")
             loaded = T.alloc_local((2 * words,), "uint32")
             scales = T.alloc_local((2,), "uint32")
-            keys = [T.alloc_local((width // 4,), "uint32") for _ in range(2)]
-            acc = [T.alloc_local((stacked // 2,), "float32") for _ in range(2)]
+            keys = T.alloc_local((width // 4,), "uint32")
+            acc = T.alloc_local((stacked // 2,), "float32")
             held = T.alloc_local((stacked // 4,), "float32")
             sums = T.alloc_local((4,), "float32")
             fragment = T.alloc_local((2,), "uint32")
             unit = T.alloc_var("int32")
+            base = T.alloc_var("int64")
             left = T.alloc_var("int32")
             at = T.alloc_var("int64")
             start = part * tiles * tc.KEYS
@@ -114,8 +101,9 @@ def paged_scores(
                             T.call_extern("handle", "di_barrier_init", T.address_of(empty[s]), WARPS)
                         T.call_extern("handle", "di_barriers_ready")
                     for s in T.serial(stages):
-                        if s * 2 * tc.KEYS < count:
-                            fetch_pair(cache, codes, factors, full, unit, start, count, s, lane, stride)
+                        base = T.cast(T.shfl_sync(unit, s), "int64") * (stride * 16)
+                        if lane == 0 and s * tc.KEYS < count:
+                            fetch(cache, codes, factors, full, base, start, s)
                 if query == "e2m1":
                     load_queries(q, q_sf, queries, t, total, tx, 1, stacked, heads, width)
                 else:
@@ -131,46 +119,41 @@ def paged_scores(
                     T.initialize_wgmma_descriptor(desc, T.address_of(queries[0]), 0, 8, width)
                 left = count - own - (lane & 1) * 8  # columns from this thread's on
                 at = T.cast(start + own + (lane & 1) * 8, "int64")
-                for pair in T.serial(T.ceildiv(count, 2 * tc.KEYS)):
-                    s = pair % stages
-                    T.call_extern("handle", "di_barrier_wait", T.address_of(full[s]), pair // stages % 2)
-                    for half, (operand, found) in enumerate(zip(keys, acc, strict=True)):
-                        for rr in T.unroll(2):
-                            for i in T.vectorized(words):
-                                loaded[rr * words + i] = codes[
-                                    s, half, (own + rr * 8) * (width // 8) + quad * words + i
-                                ]
-                            scales[rr] = key_scale(
-                                T.cast(factors[s, half, (own + rr * 8) * words + quad * width // 128], "uint32")
-                            )
-                        unpack_keys(loaded, scales, operand, width)
-                        if wgmma:
-                            tc.start_wgmma(operand, queries, desc, found, width, stacked)
-                        else:
-                            tc.multiply_mma(operand, queries, fragment, found, lane, width, stacked)
+                for tile in T.serial(T.ceildiv(count, tc.KEYS)):
+                    s = tile % stages
+                    T.call_extern("handle", "di_barrier_wait", T.address_of(full[s]), tile // stages % 2)
+                    for rr in T.unroll(2):
+                        for i in T.vectorized(words):
+                            loaded[rr * words + i] = codes[s, (own + rr * 8) * (width // 8) + quad * words + i]
+                        scales[rr] = key_scale(
+                            T.cast(factors[s, (own + rr * 8) * words + quad * width // 128], "uint32")
+                        )
+                    unpack_keys(loaded, scales, keys, width)
+                    if wgmma:
+                        tc.start_wgmma(keys, queries, desc, acc, width, stacked)
+                    else:
+                        tc.multiply_mma(keys, queries, fragment, acc, lane, width, stacked)
                     # The warp multiplies what it read: all of its lanes are past their loads.
                     if lane == 0:
                         T.call_extern("handle", "di_barrier_arrive", T.address_of(empty[s]))
-                    later = pair - 1 + stages
-                    if later * 2 % WARP == 0:
-                        unit = T.max(
-                            table[t, T.min((start + (2 * later + lane) * tc.KEYS) // page, table_width - 1)], 0
-                        )
-                    if pair > 0 and pair % WARPS == warp and later * 2 * tc.KEYS < count:
+                    ahead = tile - 1 + stages
+                    if ahead % WARP == 0:
+                        unit = T.max(table[t, T.min((start + (ahead + lane) * tc.KEYS) // page, table_width - 1)], 0)
+                    if tile > 0 and tile % WARPS == warp and ahead * tc.KEYS < count:
+                        base = T.cast(T.shfl_sync(unit, ahead % WARP), "int64") * (stride * 16)
                         if lane == 0:
                             T.call_extern(
-                                "handle", "di_barrier_wait", T.address_of(empty[later % stages]),
-                                (pair - 1) // stages % 2,
+                                "handle", "di_barrier_wait", T.address_of(empty[ahead % stages]),
+                                (tile - 1) // stages % 2,
                             )  # fmt: skip
-                        fetch_pair(cache, codes, factors, full, unit, start, count, later, lane, stride)
-                    for half, found in enumerate(acc):
-                        if wgmma:
-                            tc.finish_wgmma(found, stacked, 1 - half)
-                        weigh(found, held, lambda r, j, b: 2 * j + b, sums, 1, stacked)
-                        sum_quads(sums, lane, 2)
-                        if (lane & 2) == 0 and left > 0:
-                            out[t, at] = sums[0] * UNSCALED
-                        left -= tc.KEYS
-                        at += tc.KEYS
+                            fetch(cache, codes, factors, full, base, start, ahead)
+                    if wgmma:
+                        tc.finish_wgmma(acc, stacked)
+                    weigh(acc, held, lambda r, j, b: 2 * j + b, sums, 1, stacked)
+                    sum_quads(sums, lane, 2)
+                    if (lane & 2) == 0 and left > 0:
+                        out[t, at] = sums[0] * UNSCALED
+                    left -= tc.KEYS
+                    at += tc.KEYS
 
     return paged_scores

@@ -1,7 +1,6 @@
 // The k best values of a block of threads that holds them in registers (topk.py): by histograms of ever smaller ranges.
 #ifndef DEEPINFER_SELECT_CUH
 #define DEEPINFER_SELECT_CUH
-#include <cuda_bf16.h>
 #include <stdint.h>
 
 #define DI_SELECT static __device__ __forceinline__
@@ -21,8 +20,10 @@ DI_SELECT int di_column(int i) {
   return (i / 4 * THREADS + threadIdx.x) * 4 + i % 4;
 }
 
-DI_SELECT float4 di_four(const float* from) { return __ldg(reinterpret_cast<const float4*>(from)); }
-DI_SELECT float4 di_four(const __nv_bfloat16* from) {
+// Four values at a multiple of their size: fp32, or bf16 by whatever name.
+template <typename T>
+DI_SELECT float4 di_four(const T* from) {
+  if constexpr (sizeof(T) == 4) return __ldg(reinterpret_cast<const float4*>(from));
   const uint2 two = __ldg(reinterpret_cast<const uint2*>(from));
   return make_float4(__uint_as_float(two.x << 16), __uint_as_float(two.x & 0xffff0000u), __uint_as_float(two.y << 16),
                      __uint_as_float(two.y & 0xffff0000u));

@@ -60,9 +60,9 @@ def start_wgmma(keys, queries, desc, acc, width: int, columns: int):
 
 
 @T.macro
-def finish_wgmma(acc, columns: int, later: int = 0):
-    """Waits until ``acc`` is there; ``later`` products that began after it may be under way."""
-    T.warpgroup_wait(later)
+def finish_wgmma(acc, columns: int):
+    """Waits until ``acc`` is there."""
+    T.warpgroup_wait(0)
     T.warpgroup_fence_operand(acc, num_regs=columns // 2)
 
 
