@@ -3,7 +3,8 @@
     cd benchmarks && python -m device_bench.page
 
 It reads ``results/gpu-decode.json`` (``decode.py --cut-down --json``), ``gpu-layer.json`` (``layer.py --json``) and
-``gpu-dense.json`` (``kernels.py --area dense --json``); what is not there is said to be not measured.
+``gpu-dense.json``, ``gpu-index.json``, ``gpu-sample.json`` (``kernels.py --area NAME --json``); what is not there is said
+to be not measured.
 """  # fmt: skip
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ def write() -> None:
     """Between ``<!-- figures: NAME -->`` and ``<!-- end -->``. Raises NoMatplotlib."""
     decode, layer, kernels = (_read(f"gpu-{name}.json") for name in ("decode", "layer", "dense"))
     tables = {"decode": steps(decode), "layer": layers(layer), "dense": products(kernels)}
+    tables |= {name: products(_read(f"gpu-{name}.json"), with_op=True) for name in ("index", "sample")}
     text = PAGE.read_text(encoding="utf-8")
     for name, table in tables.items():
         mark = f"<!-- figures: {name} -->"
@@ -59,14 +61,17 @@ def layers(result: Result | None) -> str:
     return _table(f"{_where(result)}, {_ceilings(result)}. {_idle(result)}", head, rows)
 
 
-def products(result: Result | None) -> str:
+def products(result: Result | None, *, with_op: bool = False) -> str:
+    """Kernels by their variant, or by op and variant, and by rows."""
     if result is None:
         return NONE
     sizes = sorted({case["rows"] for case in result["cases"]})
     rows = []
-    for name in dict.fromkeys(case["variant"] for case in result["cases"]):
-        found = {case["rows"]: case for case in result["cases"] if case["variant"] == name and "us" in case}
-        rows.append(f"| {name} | {' | '.join(_cell(found.get(size), result['ceilings']) for size in sizes)} |")
+    for op, name in dict.fromkeys((case["op"], case["variant"]) for case in result["cases"]):
+        mine = [case for case in result["cases"] if (case["op"], case["variant"]) == (op, name)]
+        found = {case["rows"]: case for case in mine if "us" in case}
+        cells = " | ".join(_cell(found.get(size), result["ceilings"]) for size in sizes)
+        rows.append(f"| {f'{op} {name}'.strip() if with_op else name} | {cells} |")
     head = f"| µs, share of the floor | {' | '.join(f'{size} rows' for size in sizes)} |"
     return _table(f"{_where(result)}, {_ceilings(result)}.", head, rows)
 
