@@ -3,8 +3,8 @@
     cd benchmarks && python -m device_bench.page
 
 It reads ``results/gpu-decode.json`` (``decode.py --cut-down --json``), ``gpu-layer.json`` (``layer.py --json``) and
-``gpu-dense.json``, ``gpu-index.json``, ``gpu-sample.json`` (``kernels.py --area NAME --json``); what is not there is said
-to be not measured.
+``gpu-dense.json``, ``gpu-index.json``, ``gpu-sample.json`` (``kernels.py --area NAME --json``); what is not there is
+said to be not measured.
 """  # fmt: skip
 
 from __future__ import annotations
