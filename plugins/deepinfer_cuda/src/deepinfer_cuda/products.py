@@ -17,9 +17,10 @@ from deepinfer_cuda.tl.dense import dense_rows
 from deepinfer_cuda.tl.parts.cuts import FEW_ROWS, Cut, cut_of, pipeline, wide_cut_of
 
 TILES_OF_ROWS = (8, 16, 32, 64)
-SOME_ROWS = 64
-"""Up to this many rows our kernel is ahead of the library's where a weight is FP8, half the bytes of what the library
-reads; else up to ``FEW_ROWS``."""
+FP8_ROWS, MORE_ROWS = 32, 64
+"""Rows up to which our kernel is ahead of the library's where a weight is FP8, half the bytes of what the library
+reads; the second where it has ``LARGE`` values or ``LONG`` inputs. Else up to ``FEW_ROWS``."""
+LARGE, LONG = 20_000_000, 4096
 
 
 @define
@@ -46,9 +47,16 @@ def keep_packed(w: PreparedWeight) -> None:
         w.layout("factors", packing.factors)
 
 
+def _most(w: PreparedWeight) -> int:
+    """Rows up to which our kernel is ahead."""
+    if w.fmt != "e4m3":
+        return FEW_ROWS
+    return MORE_ROWS if w.size.numel() >= LARGE or w.inputs >= LONG else FP8_ROWS
+
+
 def takes(w: PreparedWeight, rows: int) -> Cut | None:
     """How our kernel multiplies ``rows`` rows by ``w``; None: the library does."""
-    if rows > (SOME_ROWS if w.fmt == "e4m3" else FEW_ROWS) and not SETTINGS.batch_invariant:
+    if rows > _most(w) and not SETTINGS.batch_invariant:
         return None
     if w.fmt != "bf16" and not packing.can_pack(w):
         return None

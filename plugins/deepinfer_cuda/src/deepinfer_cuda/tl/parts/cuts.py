@@ -1,8 +1,8 @@
 """How a dense product of few rows is cut into blocks: by the weight's shape, so that sums have one order.
 
-Up to 16 rows a product waits for its weight, and small blocks, several of a multiprocessor, bring it soonest. From
-there on the rows, which every block reads again, are as many bytes as the weight: blocks of twice the outputs, one a
-multiprocessor, read half of them.
+Small blocks, several of a multiprocessor, bring a weight soonest. Where sums are not cut and are long, more than 16
+rows are better off with blocks of 256 outputs: else the rows, which every block reads again, are as many bytes as the
+weight.
 """
 
 from functools import lru_cache
@@ -48,16 +48,12 @@ def cut_of(outputs: int, inputs: int, groups: int = 1) -> Cut | None:
 
 @lru_cache(maxsize=256)
 def wide_cut_of(outputs: int, inputs: int, groups: int = 1) -> Cut | None:
-    """Wide blocks of FP8 weights, as many as run at once; None where they cannot be had."""
-    if outputs % 128 or inputs % STEP:
+    """Blocks of 256 outputs for weights whose sums are long and not cut; None for others."""
+    small = cut_of(outputs, inputs, groups)
+    blocks = groups * outputs // 256
+    if small is None or small.splits > 1 or outputs % 256 or blocks > PLACES or inputs // STEP < LONG:
         return None
-    tiles, steps = groups * outputs // 128, inputs // STEP
-    if tiles <= PLACES:
-        splits = min(PLACES // tiles, MOST_SPLITS, steps)
-        return Cut(128, splits, tiles * splits)
-    if outputs % 256 == 0 and tiles // 2 <= PLACES and steps >= LONG:
-        return Cut(256, 1, tiles // 2)
-    return None
+    return Cut(256, 1, blocks)
 
 
 def pipeline(cut: Cut, rows: int, codes: bool) -> dict[str, Any]:
@@ -69,8 +65,6 @@ def pipeline(cut: Cut, rows: int, codes: bool) -> dict[str, Any]:
         return {"stages": 5, "blocks": 3, "ahead": True} if rows <= 16 else {"stages": 4, "blocks": 2, "ahead": True}
     if cut.tile == 256:
         return {"stages": 4, "blocks": 1, "ahead": False}
-    if cut.blocks <= PLACES:
-        return {"stages": 6 if rows <= 32 else 5, "blocks": 1, "ahead": False}
     if rows <= 16 and cut.blocks > 2 * PLACES:  # three blocks a multiprocessor have no registers for two steps
         return {"stages": 4 if rows <= 8 else 3, "blocks": 3, "ahead": False}
     return {"stages": 4 if rows <= 32 else 3, "blocks": 2, "ahead": rows <= 16}
