@@ -13,12 +13,15 @@ from deepinfer_ascend.coverage import (
     OWN,
     OWN_CODE,
     SIZES,
+    WITHOUT_KERNEL,
     coverage,
     page_table,
     served,
 )
+from deepinfer_ascend.device.arenas import AscendCaches
 from deepinfer_ascend.jit import serving
 from deepinfer_ascend.vendor.table import TABLE
+from deepinfer_core.types import CacheLayer, CacheSpec
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "ascend.md"
 
@@ -59,6 +62,10 @@ def test_the_plan_tells_an_op_without_kernel_as_that_of_cpu(monkeypatch, lowered
     made.close()
 
 
+def test_an_op_that_no_kernel_serves_has_its_reason_told():
+    assert {op for op, how, _ in coverage() if how == NOT_COVERED} == set(WITHOUT_KERNEL)
+
+
 def test_own_code_calls_no_plain_op(monkeypatch):
     from emulated_backend import emulated, rows
 
@@ -72,9 +79,14 @@ def test_own_code_calls_no_plain_op(monkeypatch):
     for module in ("quant", "attention"):
         monkeypatch.setattr(f"deepinfer_ascend.ops.{module}.plain_op", refuse)
     calls = {"attn.plan": lambda: made.attn.plan({"rows": 4}), "quant.dequantize": lambda: made.quant.dequantize(q)}
-    assert {op for op, how, _ in coverage() if how == OWN} == set(OWN_CODE) >= set(calls)
+    assert (
+        {op for op, how, _ in coverage() if how == OWN} == set(OWN_CODE) == set(calls) | {"cache.alloc", "cache.view"}
+    )
     assert calls["attn.plan"]().shapes == {"rows": 4}
     assert calls["quant.dequantize"]().equal(wanted)
+    caches = made.cache.alloc([CacheSpec("swa", "swa", [CacheLayer(0, 8, "v41", 64)])], {"swa": 3})
+    assert isinstance(caches, AscendCaches)
+    assert made.cache.view(caches, "swa", 0).tensor.shape == (3, 8, 66)
     made.close()
 
 

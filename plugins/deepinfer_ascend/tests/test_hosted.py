@@ -1,58 +1,21 @@
 """Lowered kernels, executed on the processor: the numbers of the plain ops, whatever the order of threads."""
 
-import shutil
-
 import pytest
 import torch
 from emulated_backend import emulated, rows
+from executed import MANY, MARKS, execute, kernel_cache  # noqa: F401 (a fixture)
 
-from deepinfer_ascend.chip import CUBE_CORES, UB_BYTES_SIMT, VECTOR_CORES
+from deepinfer_ascend.chip import CUBE_CORES
 from deepinfer_ascend.jit import hosted, serving
-from deepinfer_ascend.jit.lowering import Argument, Lowered, lowered
+from deepinfer_ascend.jit.lowering import Argument, Lowered
 from deepinfer_ascend.plain import plain_op
 from deepinfer_ascend.tensors import PlainWeight
 from deepinfer_core.errors import EngineError, ShapeContractError
-from deepinfer_core.types import CacheLayer, CacheSpec
 
-pytestmark = [
-    pytest.mark.emulated,
-    pytest.mark.skipif(not shutil.which("g++"), reason="lowered kernels are compiled by g++"),
-]
+pytestmark = MARKS
 CAST = ("e4m3", 32, "ue8m0")
 ULP = 2.0**-7
 """Of bf16, at most: sums of a norm are made in another order than those of the plain op."""
-MANY = VECTOR_CORES + 6
-"""Rows, so that some cores have two and others one."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(hosted.VARIABLE, str(tmp_path_factory.mktemp("kernels")))
-        yield
-
-
-def execute(name, sizes, outputs, cores=VECTOR_CORES, begin=None, **arguments):
-    """Both orders of threads give the same bytes, and nothing behind the outputs is touched. Returns the outputs.
-
-    ``begin``: what stands in the output before.
-    """
-    pytest.importorskip("tilelang", reason="deepinfer-ascend[kernels] is not installed")
-    kernel = lowered(name, **sizes)
-    found = []
-    for backwards in (False, True):
-        held = {key: torch.full((t.numel() + 64,), 77, dtype=t.dtype) for key, t in outputs.items()}
-        views = {key: held[key][: t.numel()].view(t.shape) for key, t in outputs.items()}
-        if begin is not None:
-            next(iter(views.values())).copy_(begin)
-        used = hosted.run(kernel, cores, backwards=backwards, **arguments, **views)
-        assert used.get("UB", 0) <= UB_BYTES_SIMT
-        for key, t in outputs.items():
-            assert (held[key][t.numel() :] == 77).all(), f"{name} wrote behind {key}"
-        found.append(views)
-    for key in outputs:
-        assert torch.equal(found[0][key].view(torch.uint8), found[1][key].view(torch.uint8)), f"{name} has a race"
-    return found[0]
 
 
 @pytest.mark.parametrize("count", [0, 1, MANY])
@@ -79,13 +42,21 @@ def test_rotary_rows(conjugate):
     torch.testing.assert_close(made["y"], wanted, atol=0.0, rtol=ULP)  # the plain op may fuse a product and a sum
 
 
-def test_cast_rows():
-    """Subnormal, normal and huge groups, a group of zeros, zeros of both signs."""
-    x = rows(MANY, 256) * torch.logspace(-9, 5, MANY).unsqueeze(1).bfloat16()
+FP4 = {"width": 128, "fmt": "e2m1"}
+CASTS = [{"width": 256}, FP4, pytest.param(FP4 | {"group": 16, "sf": "e4m3"}, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("sizes", CASTS, ids=str)
+def test_cast_rows(sizes):
+    """Subnormal, normal and huge groups, a group of zeros, zeros of both signs, groups with NaN and infinities."""
+    x = rows(MANY, sizes["width"]) * torch.logspace(-9, 5, MANY).unsqueeze(1).bfloat16()
     x[3], x[4, ::2], x[4, 1::2] = 0.0, -0.0, 0.5
-    outputs = {"codes": torch.empty(MANY, 256, dtype=torch.uint8), "scales": torch.empty(MANY, 8, dtype=torch.uint8)}
-    made = execute("cast_rows", {"width": 256}, outputs, x=x, rows=MANY)
-    wanted = plain_op("quant.cast_per_token")(x)
+    if sizes == {"width": 256}:  # the other format has no NaN
+        x[5, 7], x[5, 9], x[6, 3], x[6, 40] = float("nan"), 0.0, float("inf"), -float("inf")
+    form = {"fmt": "e4m3", "group": 32, "sf": "ue8m0"} | {key: sizes[key] for key in sizes if key != "width"}
+    wanted = plain_op("quant.cast_per_token")(x, **form)
+    outputs = {"codes": torch.empty_like(wanted.data), "scales": torch.empty_like(wanted.sf)}
+    made = execute("cast_rows", sizes, outputs, x=x, rows=MANY)
     assert torch.equal(made["codes"], wanted.data)
     assert torch.equal(made["scales"], wanted.sf)
 
@@ -105,43 +76,6 @@ def test_gather_rows():
     out = torch.empty(7, 256, dtype=torch.bfloat16)
     made = execute("gather_rows", {"width": 256}, {"out": out}, x=x, idx=idx, rows=7, count=9)
     assert torch.equal(made["out"], plain_op("meta.gather_rows")(x, idx))
-
-
-def test_entries_of_caches_are_stored_and_loaded():
-    """Two units of eight entries with other bytes between them; a skipped row; what is beside an entry stays."""
-    view = cache_view()
-    x, slots = rows(20, 64), torch.randperm(24)[:20].int()
-    slots[5] = -1
-    given = {"x": x, "slots": slots, "page": 8, "stride": view.block_stride, "rows": 20}
-    flat = flat_bytes(view)
-    made = execute("store_v41", {"width": 64}, {"cache": flat}, begin=flat, size=flat.numel(), **given)
-    plain_op("cache.store")(x, view, slots)
-    assert torch.equal(made["cache"], flat)
-    given = {"slots": slots, "page": 8, "stride": view.block_stride, "rows": 20, "size": flat.numel()}
-    found = execute("load_v41", {"width": 64}, {"y": torch.empty_like(x)}, cache=flat.clone(), **given)["y"]
-    places = [(s // 8, s % 8) if s >= 0 else (-1, 0) for s in slots.tolist()]
-    segments = torch.tensor([[unit, at, at + 1, i] for i, (unit, at) in enumerate(places)])
-    assert torch.equal(found, plain_op("cache.load_segments")(view, segments.int(), 20))
-
-
-def cache_view():
-    caches = emulated_caches([CacheSpec("swa", "swa", [CacheLayer(0, 8, "v41", 64), CacheLayer(1, 8, "v41", 64)])])
-    view = caches.view("swa", 1)
-    flat_bytes(view).random_(0, 100)
-    return view
-
-
-def emulated_caches(specs):
-    made = emulated()
-    caches = made.cache.alloc(specs, {"swa": 3})
-    made.close()
-    return caches
-
-
-def flat_bytes(view):
-    """All bytes from the first entry of a view to its last."""
-    units, page, size = view.tensor.shape
-    return view.tensor.as_strided(((units - 1) * view.block_stride + page * size,), (1,))
 
 
 def test_mask_rows():

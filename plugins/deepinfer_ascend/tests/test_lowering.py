@@ -3,22 +3,19 @@
 ``python -m deepinfer_ascend.jit.survey --json golden_kernels.json`` writes the golden file.
 """
 
-import json
 from pathlib import Path
 
 import pytest
+from executed import GOLDEN, look_at
 
-from deepinfer_ascend.chip import L1_BYTES, UB_BYTES
+from deepinfer_ascend.chip import L0C_BYTES, L1_BYTES, UB_BYTES, UB_BYTES_SIMT
 from deepinfer_ascend.jit import registry
-from deepinfer_ascend.jit.lowering import lowered, signature
+from deepinfer_ascend.jit.lowering import Lowered, signature
 from deepinfer_ascend.jit.registry import SIZES, factories, tasks
-from deepinfer_ascend.jit.structure import structure, unknown
+from deepinfer_ascend.jit.structure import pipes, too_large, unknown
 from deepinfer_ascend.jit.survey import label
 
 pytest.importorskip("tilelang", reason="deepinfer-ascend[kernels] is not installed")
-GOLDEN = json.loads((Path(__file__).parent / "golden_kernels.json").read_text())
-FIRST = [(name, listed[0]) for name, listed in SIZES.items()]
-OTHERS = [task for task in tasks() if task not in FIRST]
 
 
 def test_every_factory_has_sizes_and_a_golden_structure():
@@ -26,22 +23,28 @@ def test_every_factory_has_sizes_and_a_golden_structure():
     assert set(GOLDEN) == {label(*task) for task in tasks() if task[0] not in registry.DOES_NOT_LOWER}
 
 
-def check(name, sizes):
-    kernel = lowered(name, **sizes)
-    assert unknown(kernel) == []
-    assert structure(kernel) == GOLDEN[label(name, sizes)]
-    assert max(structure(kernel)["threads"], default=0) <= 1024
-
-
-@pytest.mark.parametrize(("name", "sizes"), FIRST, ids=lambda value: value if isinstance(value, str) else "")
-def test_a_kernel_lowers_and_is_what_it_was(name, sizes):
-    check(name, sizes)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "sizes"), OTHERS, ids=str)
-def test_a_kernel_of_the_released_sizes_lowers_and_is_what_it_was(name, sizes):
-    check(name, sizes)
+@pytest.mark.parametrize(("name", "sizes"), tasks(), ids=str)
+def test_a_kernel_lowers_and_is_what_it_was(name, sizes):
+    """Tests that execute one look at it in the same way."""
+    assert label(name, sizes) in GOLDEN
+    look_at(name, sizes)
+
+
+def written(source, **memory):
+    return Lowered("hand", source, "hand_kernel", (), 0.0, memory=tuple(memory.items()))
+
+
+def test_what_the_survey_refuses_is_found():
+    assert unknown(written("asc_copy_gm2ub_align(a, b); made[0] = expf(x); region_0(y); (int32_t)(z);")) == ["region_0"]
+    assert unknown(written("asc_copy_gm2zz(a); void region_0(int y) {} region_0(y);")) == ["asc_copy_gm2zz"]
+    assert too_large(written("", UB=UB_BYTES, L1=L1_BYTES, L0C=L0C_BYTES)) == []
+    found = too_large(written("asc_vf_call<region>(cce::dim3(4));", UB=UB_BYTES_SIMT + 1, L1=L1_BYTES + 1))
+    assert [text.split()[3].rstrip(",") for text in found] == ["UB", "L1"]
+    source = (
+        "asc_sync_notify(PIPE_MTE2, PIPE_V, e); asc_sync_wait(PIPE_MTE2, PIPE_V, e); asc_sync_wait(PIPE_V, PIPE_S, e);"
+    )
+    assert pipes(written(source)) == {"MTE2 -> V": [1, 1], "V -> S": [0, 1]}
 
 
 def test_signatures_are_read_from_the_source():

@@ -10,6 +10,7 @@ import pytest
 
 from deepinfer_ascend import ops
 from deepinfer_ascend.backend import op_table
+from deepinfer_ascend.jit import serving
 from deepinfer_ascend.plain import plain_op
 
 FILES = sorted(found.name for found in pkgutil.iter_modules(ops.__path__))
@@ -43,6 +44,20 @@ def test_an_op_is_called_as_that_of_cuda(op):
     if theirs is None:
         pytest.skip(f"deepinfer-cuda leaves {op} to the plain op")
     assert told(op_table()[op]) == told(theirs)
+
+
+def taken(call):
+    """Names of the arguments, after the one that a lowered kernel's op has before them."""
+    names = [p.name for p in inspect.signature(call).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    return names[1:], any(p.kind is p.VAR_KEYWORD for p in inspect.signature(call).parameters.values())
+
+
+@pytest.mark.parametrize("module", serving.MODULES)
+def test_an_op_that_a_lowered_kernel_serves_takes_the_same_names(module):
+    for op, call in importlib.import_module(f"{serving.__name__}.{module}").SERVED.items():
+        names, more = taken(call)
+        theirs = list(inspect.signature(plain_op(op)).parameters)
+        assert names == (theirs[: len(names)] if more else theirs), op
 
 
 def test_the_comparison_of_signatures_sees_another_default_and_another_order():

@@ -17,22 +17,61 @@ from deepinfer_ascend.vendor.table import TABLE
 EQUIVALENT, LOWERED, OWN, NOT_COVERED = "equivalent", "lowered", "own code", "not covered"
 OWN_CODE = {
     "attn.plan": "an object, which a step's handle is made beside",
+    "cache.alloc": "the core's arenas, in memory of torch",
+    "cache.view": "the core's arenas, in memory of torch",
     "quant.dequantize": "codes and scale words, read by operators of torch",
 }
 """Ops that need no kernel, and what they do."""
 KERNELS = {
-    "cache.store": "`store_v41`, format V41, without values asked for",
-    "meta.compressed_index": "`run_indices`, without a block table",
-    "meta.gather_rows": "`gather_rows`, bf16",
+    "cache.load_segments": "`load_runs`, `load_numbers`, `load_codes`; every format but `index_fp8`",
+    "cache.store": "`store_entries`, `store_numbers`: bf16 rows, every format but `index_fp8`",
+    "compress.decode": "`ring_step`, `compress_step`",
+    "compress.prefill": "`compress_chunk`, `ring_chunk`, with the sequence of each entry given",
+    "compress.state_copy": "`ring_copy`",
+    "engram.fetch": "`table_values`, quantised tables",
+    "engram.gate": "`gated_rows`",
+    "engram.hash": "`hashed_rows`, int32 ids",
+    "index.block_max": "`block_max_rows`",
+    "index.restore": "`restored_rows`",
+    "index.topk": "`topk_rows`, fp32 scores and whoever wants values",
+    "meta.block_tables": "`picked_rows`",
+    "meta.compressed_index": "`run_indices`, `table_rows`",
+    "meta.correct_lengths": "`corrected_ends`",
+    "meta.decode_metadata": "`request_rows`, `ratio_rows`",
+    "meta.draft_inputs": "`draft_rows`",
+    "meta.feed_tokens": "`feed_rows`",
+    "meta.gather_rows": "`gather_rows` of bf16, `picked_rows` of words of 4 bytes",
+    "meta.index_cat": "`joined_rows`",
+    "meta.logical_to_slot": "`slot_rows`",
+    "meta.verify_lengths": "`verified_lengths`, at most 8,192 drafts",
     "meta.window_index_decode": "`ring_indices`",
+    "meta.window_index_prefill": "`window_rows`",
+    "mhc.expand": "`expand_rows`",
+    "mhc.head": "`collapse_rows`",
+    "mhc.post": "`post_rows`",
+    "mhc.pre": "`mix_coefficients`, `collapse_rows`; the products by the plain op",
+    "moe.combine": "`combine_rows`",
     "moe.swiglu": "`swiglu_rows`, and `cast_rows` behind it",
     "norm.rms": "`rms_rows`, and `cast_rows` behind it",
-    "quant.cast_per_token": "`cast_rows`, E4M3",
-    "transform.fused": "`rms_rows`, `rotary_rows` and `store_v41`; casts by the plain op",
+    "quant.cast_per_token": "`cast_rows`, E4M3 and E2M1 in groups of 32, E2M1 in groups of 16",
+    "transform.fused": "`rms_rows`, `rotary_rows`, `cast_rows` and `store_entries`",
+    "sample.draw": "`draw_rows`",
+    "sample.logprobs": "`logprob_rows`",
     "sample.mask": "`mask_rows`",
     "transform.rotary": "`rotary_rows`",
 }
 """Ops that lowered kernels serve, and which."""
+WITHOUT_KERNEL = {
+    "engram.prepare": "at load",
+    "engram.prepare_gate": "at load",
+    "mhc.prepare": "at load",
+    "moe.dispatch": "a sort of the library, and rows by number",
+    "sample.verify": "the canonical sampler draws from distributions of its own",
+    "transform.hadamard": "no layer of the model has it",
+    "transform.rope_rows": "rows of a table, once a step",
+    "transform.rope_table": "at load",
+}
+"""Why an op has no kernel of anyone."""
 SIZES = {
     "attn.sparse_decode": "heads of 512 values, caches `v41` and `v41_fp4`",
     "attn.sparse_prefill": "heads of 512 values",
@@ -68,7 +107,7 @@ def coverage() -> Iterator[tuple[str, str, str]]:
         if found:
             yield op, ", ".join(how for how, _ in found), "; ".join(by for _, by in found)
         elif OPS[op].default or OPS[op].required:
-            yield op, NOT_COVERED, "the plain op of `cpu`"
+            yield op, NOT_COVERED, f"the plain op of `cpu`: {WITHOUT_KERNEL[op]}"
 
 
 def served(*, lowered: bool = False) -> frozenset[str]:

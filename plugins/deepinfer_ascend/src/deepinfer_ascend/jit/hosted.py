@@ -22,12 +22,11 @@ from torch import Tensor
 
 from deepinfer_ascend.contracts import misfit
 from deepinfer_ascend.jit.compiling import compiled
+from deepinfer_ascend.jit.kept import cache_folder, publish
 from deepinfer_ascend.jit.lowering import Lowered
 from deepinfer_core.errors import BackendUnavailable, EngineError
 
 SHIM = Path(__file__).parents[1] / "emulation" / "shim"
-VARIABLE = "DEEPINFER_ASCEND_CACHE"
-"""Environment variable: the folder of compiled kernels; without it one in the user's cache."""
 FLAGS = ("-std=gnu++20", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC", "-w")
 """No contraction: what is a product and a sum in the source stays one. The generated source casts pointers freely."""
 FAULTS = {
@@ -100,8 +99,9 @@ def host_source(kernel: Lowered) -> str:
     source = _ADDRESS.sub(lambda m: f"shim::at<{m[2]}>(shim::{_MEMORIES[m[1]]}.bytes, {m[3]})", kernel.source)
     parameters = "".join(f", {'void *' if a.is_pointer else a.ctype + ' '}{a.name}" for a in kernel.arguments)
     passed = ", ".join(f"({a.ctype} *){a.name}" if a.is_pointer else a.name for a in kernel.arguments)
-    each = " ".join(f"take(shim::{name}, used[{i}]);" for i, name in enumerate(_MEMORIES.values()))
-    cleared = " ".join(f"shim::{name}.clear();" for name in _MEMORIES.values())
+    held = [(i, name) for i, name in enumerate(_MEMORIES.values()) if f"shim::{name}.bytes" in source]
+    each = " ".join(f"take(shim::{name}, used[{i}]);" for i, name in held)
+    cleared = " ".join(f"shim::{name}.clear();" for _, name in held)
     return f"""{source}
 template <class Memory> static void take(const Memory &memory, long &used) {{
   if (!memory.is_whole()) shim::fail(shim::OVERFLOW);
@@ -121,14 +121,6 @@ extern "C" int run(int cores, int backwards, long *used{parameters}) {{
 """
 
 
-def cache_folder() -> Path:
-    """Where compiled kernels are kept."""
-    named = os.environ.get(VARIABLE)
-    return (
-        Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "deepinfer/ascend")
-    )
-
-
 @functools.lru_cache(maxsize=64)
 def _library(kernel: Lowered) -> Any:
     compiler = os.environ.get("CXX") or shutil.which("g++")
@@ -143,21 +135,22 @@ def _library(kernel: Lowered) -> Any:
     digest = hashlib.sha256(" ".join((compiler, *FLAGS)).encode() + source.encode() + _shim_bytes()).hexdigest()[:24]
     built = cache_folder() / f"{kernel.name}-{digest}.so"
     if not built.exists():
-        built.parent.mkdir(parents=True, exist_ok=True)
-        scrap = built.with_suffix(f".{os.getpid()}.so")  # appears whole: the first writer wins
-        done = subprocess.run(
-            [compiler, *FLAGS, f"-I{SHIM}", "-x", "c++", "-", "-o", str(scrap)],
-            input=source, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if done.returncode:
-            raise EngineError(
-                f"the lowered kernel {kernel.name} cannot be compiled for the processor",
-                reason=next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:300]),
-                remedy="the shim lacks what it calls: extend emulation/shim, or report it",
-                details={"kernel": kernel.name, "compiler": compiler},
-            )
-        scrap.replace(built)
+        publish(built, functools.partial(_compile, kernel, compiler, source))
     return ctypes.CDLL(str(built))
+
+
+def _compile(kernel: Lowered, compiler: str, source: str, target: Path) -> None:
+    done = subprocess.run(
+        [compiler, *FLAGS, f"-I{SHIM}", "-x", "c++", "-", "-o", str(target)],
+        input=source, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise EngineError(
+            f"the lowered kernel {kernel.name} cannot be compiled for the processor",
+            reason=next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:300]),
+            remedy="the shim lacks what it calls: extend emulation/shim, or report it",
+            details={"kernel": kernel.name, "compiler": compiler},
+        )
 
 
 @functools.cache

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
+import math
 import re
 import time
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
+from deepinfer_ascend.jit.kept import cache_folder, publish
 from deepinfer_ascend.jit.registry import factories
+from deepinfer_core.caches import formats
 from deepinfer_core.errors import VendorImportError
 
+_MEMORIES = {"shared": "UB", "shared.l1": "L1", "shared.l0a": "L0A", "shared.l0b": "L0B", "shared.l0c": "L0C"}
+"""What TileLang calls the memories of a core."""
 _ENTRY = re.compile(r'extern "C" __global__ \w+ void (\w+)\(([^)]*)\)')
 
 
@@ -26,7 +35,10 @@ class Argument:
 
 @frozen
 class Lowered:
-    """:ivar entry: name of the kernel's function. :ivar seconds: what lowering took. :ivar sizes: it was made in."""
+    """:ivar entry: name of the kernel's function. :ivar seconds: what lowering took. :ivar sizes: it was made in.
+
+    :ivar memory: what its buffers take of each on-chip memory, in bytes: ``UB``, ``L1``, ``L0A``, ``L0B``, ``L0C``.
+    """
 
     name: str
     source: str
@@ -34,10 +46,45 @@ class Lowered:
     arguments: tuple[Argument, ...]
     seconds: float
     sizes: tuple[tuple[str, Any], ...] = ()
+    memory: tuple[tuple[str, int], ...] = ()
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=256)
 def _lowered(name: str, sizes: tuple[tuple[str, Any], ...]) -> Lowered:
+    kept = cache_folder() / f"{name}-{_digest(name, sizes)}.json"
+    try:
+        found = json.loads(kept.read_text())
+        memory = tuple((where, int(n)) for where, n in found["memory"])
+        entry, arguments = signature(found["source"])
+        return Lowered(name, found["source"], entry, arguments, found["seconds"], sizes, memory)
+    except (OSError, ValueError, KeyError, TypeError):  # none, or one that cannot be read: it is made again
+        made = _lower(name, sizes)
+    text = json.dumps({"source": made.source, "memory": made.memory, "seconds": made.seconds})
+    publish(kept, lambda scrap: scrap.write_text(text) and None)
+    return made
+
+
+def _digest(name: str, sizes: tuple[tuple[str, Any], ...]) -> str:
+    """Of what a source is made from: the kernels, their sizes, TileLang."""
+    known = f"{name} {sizes} {_tilelang_version()}".encode()
+    return hashlib.sha256(known + _kernel_bytes()).hexdigest()[:24]
+
+
+@functools.cache
+def _kernel_bytes() -> bytes:
+    folder = Path(__file__).parents[1]
+    files = [*sorted((folder / "tl").glob("*.py")), folder / "chip.py", Path(formats.__file__), Path(__file__)]
+    return b"".join(path.read_bytes() for path in files)
+
+
+def _tilelang_version() -> str:
+    try:
+        return metadata.version("tilelang")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _lower(name: str, sizes: tuple[tuple[str, Any], ...]) -> Lowered:
     try:
         import tilelang
         from tvm.target import Target
@@ -51,13 +98,33 @@ def _lowered(name: str, sizes: tuple[tuple[str, Any], ...]) -> Lowered:
     target = Target({"kind": "ascend"})
     began = time.perf_counter()
     with target:  # SIMT regions ask for it while the kernel is built, too
-        source = tilelang.lower(factories()[name](**dict(sizes)), target=target).kernel_source
-    entry, arguments = signature(source)
-    return Lowered(name, source, entry, arguments, time.perf_counter() - began, sizes)
+        made = tilelang.lower(factories()[name](**dict(sizes)), target=target)
+    entry, arguments = signature(made.kernel_source)
+    seconds = time.perf_counter() - began
+    return Lowered(name, made.kernel_source, entry, arguments, seconds, sizes, _memory(made.device_mod))
+
+
+def _memory(module: Any) -> tuple[tuple[str, int], ...]:
+    """Bytes of the buffers that the passes left, by memory. Their addresses in the source are in these."""
+    from tvm.tirx import stmt_functor
+
+    found: dict[str, int] = {}
+
+    def visit(node: Any) -> None:
+        if type(node).__name__ == "AllocBuffer":
+            scope = node.buffer.scope().removesuffix(".dyn")
+            if scope in _MEMORIES:
+                values = math.prod(int(n) for n in node.buffer.shape)
+                bits = values * node.buffer.dtype.bits * node.buffer.dtype.lanes
+                found[_MEMORIES[scope]] = found.get(_MEMORIES[scope], 0) + bits // 8
+
+    for function in module.functions.values():
+        stmt_functor.post_order_visit(function.body, visit)
+    return tuple(sorted(found.items()))
 
 
 def lowered(name: str, **sizes: Any) -> Lowered:
-    """The source of kernel ``name`` in ``sizes``; made once in a process.
+    """The source of kernel ``name`` in ``sizes``; made once, and kept (``jit/kept.py``).
 
     :raises VendorImportError: TileLang is not installed.
     """

@@ -16,7 +16,7 @@ from typing import Any
 from deepinfer_ascend.jit.compiling import compiled
 from deepinfer_ascend.jit.lowering import lowered
 from deepinfer_ascend.jit.registry import DOES_NOT_LOWER, tasks
-from deepinfer_ascend.jit.structure import structure, unknown
+from deepinfer_ascend.jit.structure import structure, too_large, unknown
 from deepinfer_core.errors import EngineError, VendorImportError
 
 
@@ -45,6 +45,7 @@ def survey(*, compile_too: bool = False) -> tuple[dict[str, Any], list[str], flo
             problems.append(f"{text} lowers, and is listed as one that does not")
         if unknown(kernel):
             problems.append(f"{text} calls {', '.join(unknown(kernel))}")
+        problems += [f"{text} takes {what}" for what in too_large(kernel)]
         seconds += kernel.seconds
         found[text] = structure(kernel)
         if compile_too:

@@ -69,11 +69,16 @@ def pre(stream: Tensor, a: Tensor, params: Any) -> tuple[Tensor, Tensor, Tensor,
     if stream.dim() != 3 or stream.shape[1] != c or c * stream.shape[2] != params.fn.shape[0]:
         raise misfit("mhc.pre", "stream", f"[T, {c}, {params.fn.shape[0] // c}]", list(stream.shape))
     check("mhc.pre", "a", a, torch.float32, *stream.shape[:2])
-    flat = stream.reshape(len(stream), -1).float()
-    scaled = plain_op("gemm.dense")(flat, PlainWeight("fn", params.fn))
-    mix = torch.addcmul(params.base, scaled * _inverse_rms(flat, params.norm_eps), params.scale)
+    mix = logits(stream, params)
     ahead, behind, comb = coefficients(mix, c, params.iters, params.eps)
     return head(stream, a), ahead, behind, comb
+
+
+def logits(stream: Tensor, params: Any) -> Tensor:
+    """What the coefficients are made of: fp32 ``[T, c(c+2)]``."""
+    flat = stream.reshape(len(stream), -1).float()
+    scaled = plain_op("gemm.dense")(flat, PlainWeight("fn", params.fn))
+    return torch.addcmul(params.base, scaled * _inverse_rms(flat, params.norm_eps), params.scale)
 
 
 def coefficients(mix: Tensor, c: int, iters: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:

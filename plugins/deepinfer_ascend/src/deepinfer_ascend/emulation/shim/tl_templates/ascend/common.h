@@ -41,6 +41,8 @@ template <size_t BYTES> struct Memory {
   void clear() { memset(bytes, 0xA5, sizeof bytes); }
   long used() const {
     long end = BYTES;
+    const uint64_t *words = reinterpret_cast<const uint64_t *>(bytes);
+    while (end && words[end / 8 - 1] == 0xA5A5A5A5A5A5A5A5) end -= 8;
     while (end && bytes[end - 1] == 0xA5) --end;
     return end;
   }
