@@ -4,6 +4,7 @@ import pytest
 import torch
 from executed import MANY, MARKS, execute, kernel_cache  # noqa: F401 (a fixture)
 
+from deepinfer_ascend.jit import serving
 from deepinfer_ascend.plain import plain_op
 
 pytestmark = MARKS
@@ -137,3 +138,21 @@ def test_rows_of_a_drafter():
     names = {"ids": "input_ids", "positions": "positions", "slots": "slot_draft", "keys": "window_index"}
     for mine, theirs in (names | {"own": "draft_index"}).items():
         assert torch.equal(made[mine], wanted[theirs]), theirs
+
+
+@pytest.mark.slow
+def test_a_step_without_drafts_and_n_grams():
+    """The kernel then has fewer arguments, and the op gives it those."""
+    pytest.importorskip("tilelang", reason="deepinfer-ascend[kernels] is not installed")
+    from emulated_backend import emulated
+
+    made = emulated()
+    op = serving.serve(made.ops)["meta.feed_tokens"]
+    fresh, counts, remap = numbers(0, 50, 3, 1), torch.ones(3).int(), torch.tensor([1, -1, 0]).int()
+    sampled, win, table = numbers(0, 50, 3), numbers(-1, 40, 3, 2), numbers(-1, 30, 50)
+    for grams in ({}, {"ngram_win": win, "ngram_table": table, "ngram_pad": 9}):
+        found = op(fresh, counts, remap, sampled, 3, vocab_size=50, **grams)
+        wanted = plain_op("meta.feed_tokens")(fresh, counts, remap, sampled, 3, vocab_size=50, **grams)
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+    made.close()

@@ -12,6 +12,8 @@ from deepinfer_ascend.jit.serving.parts import Served, is_int32, run
 
 THREADS = 128
 """Rows of a core at a time, where a thread takes one."""
+SPARE = ("guesses", "accepted", "win", "table", "known", "pad", "ngrams")
+"""What a step without drafts, or without n-grams, has no use for."""
 MOST_DRAFTS = 8192
 """Confidences that a core holds (``tl/feed.py``)."""
 
@@ -66,7 +68,17 @@ def feed_tokens(
     }  # fmt: skip
     counts = {"n": n, "m": m, "rows": total_q, "known": len(given["table"])}
     sizes = {"drafts": columns - 1, "grams": grams}
-    run("feed_rows", -(-total_q // THREADS), sizes, vocabulary=vocab_size, pad=ngram_pad, **given, **counts, **made)
+    run(
+        "feed_rows",
+        -(-total_q // THREADS),
+        sizes,
+        spare=SPARE,
+        vocabulary=vocab_size,
+        pad=ngram_pad,
+        **given,
+        **counts,
+        **made,
+    )
     out = {"input_ids": made["ids"]}
     return out | {"ngram_token_ids": made["ngrams"]} if grams else out
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -26,10 +26,16 @@ class Served:
     table: Mapping[str, Op]
 
 
-def run(name: str, work: int, sizes: Mapping[str, Any], **arguments: Any) -> None:
-    """Execute kernel ``name``, which deals ``work`` rows out to the vector cores; nothing where there is none."""
+def run(name: str, work: int, sizes: Mapping[str, Any], *, spare: Collection[str] = (), **arguments: Any) -> None:
+    """Execute kernel ``name``, which deals ``work`` rows out to the vector cores; nothing where there is none.
+
+    :param spare: arguments that it has no use for in some sizes, and then has not.
+    """
     if work > 0:
-        hosted.run(lowered(name, **sizes), min(work, VECTOR_CORES), **arguments)
+        kernel = lowered(name, **sizes)
+        has = {argument.name for argument in kernel.arguments}
+        given = {key: value for key, value in arguments.items() if key in has or key not in spare}
+        hosted.run(kernel, min(work, VECTOR_CORES), **given)
 
 
 def is_rows(x: Any) -> bool:
