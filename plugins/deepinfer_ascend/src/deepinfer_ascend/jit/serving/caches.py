@@ -90,14 +90,14 @@ def load_segments(
     given = {"segments": segments.contiguous(), "page": view.page, "runs": len(segments), "total": total}
     rows = int((segments[:, 2] - segments[:, 1]).max())
     if codes:
-        data = torch.zeros(total, layout.data_bytes(view.width), dtype=torch.uint8)
-        sf = torch.zeros(total, layout.scale_bytes(view.width), dtype=torch.uint8)
+        data = torch.zeros(total, layout.data_bytes(view.width), dtype=torch.uint8, device=segments.device)
+        sf = torch.zeros(total, layout.scale_bytes(view.width), dtype=torch.uint8, device=segments.device)
         given |= {"cache": cache, "codes": data, "sf": sf, "stride": view.block_stride, "size": cache.numel()}
         run("load_codes", rows, {"format": view.format, "width": view.width}, **given)
         group = layout.group_of(view.width)
         return QuantTensor.of_codes(data, sf, fmt=layout.fmt, group=group, sf_kind=layout.sf_kind)
     sizes = {"width": view.width, "dtype": RESULTS[result]}
-    made = torch.zeros(total, view.width, dtype=result) if out is None else out.zero_()
+    made = torch.zeros(total, view.width, dtype=result, device=segments.device) if out is None else out.zero_()
     if layout.raw:
         found = _numbers(view, cache)
         if found is None:
