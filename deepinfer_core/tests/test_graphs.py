@@ -193,7 +193,7 @@ def test_a_placeholder_of_another_width_is_a_fault_of_the_engine() -> None:
 def test_tokens_in_graphs_are_those_op_by_op(eager: list[Any], overlap: bool) -> None:
     tape = Tape()
     assert answers(tape.capture, overlap=overlap) == eager
-    assert tape.recorded == 4  # of 1, 2, 4 and 5 rows
+    assert tape.recorded == 4 + 3  # of 1, 2, 4 and 5 rows; sampling, once only greedy requests are left
     assert tape.launched > tape.recorded
 
 
@@ -207,16 +207,60 @@ def test_tokens_of_verified_drafts_in_graphs_are_those_op_by_op(draft_schedule: 
     assert tape.launched > 0
 
 
+@pytest.mark.parametrize("overlap", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_logits_and_sampling_of_greedy_steps_run_in_graphs_too(overlap: bool) -> None:
+    params = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (9, 6, 12, 3, 7)]
+    found = []
+    for capture in (None, tape := Tape()):
+        with shipped(capture and capture.capture, overlap=overlap) as llm:
+            outputs = llm.generate(PROMPTS, params)
+            found.append([(output.error, output.token_ids, output.cumulative_logprob) for output in outputs])
+            graphs = llm.built.engine.graphs
+            if graphs is not None:
+                assert graphs.sampling is not None
+                assert graphs.sampling.num_recorded == graphs.num_recorded == 4
+                assert tape.launched > graphs.num_launched > 0
+                # One request draws: its steps are sampled op by op, and what the graphs hold stays valid.
+                llm.generate(PROMPTS[:2], PARAMS[:2])
+                assert graphs.sampling.num_recorded == 4
+                again = llm.generate(PROMPTS, params)
+                assert [output.token_ids for output in again] == [output.token_ids for output in outputs]
+    assert found[0] == found[1]
+
+
+def test_a_fault_of_the_model_in_a_sampling_graph_is_the_models() -> None:
+    with shipped(Tape().capture) as llm:
+        real, calls = llm.assembly.model.logits, []
+
+        def logits(hidden: Any) -> Any:
+            calls.append(len(hidden))
+            if len(calls) == 2:  # behind the prefill
+                raise ZeroDivisionError("a fault")
+            return real(hidden)
+
+        llm.assembly.model.logits = logits  # type: ignore[method-assign]
+        params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+        [output] = llm.generate(PROMPTS[:1], params)
+        assert output.error is not None
+        assert output.error.details["op"] == "model.logits"
+        assert "ZeroDivisionError" in output.error.reason
+        [output] = llm.generate(PROMPTS[:1], params)
+        assert output.error is None
+
+
 def test_graphs_recorded_before_the_first_request_serve_every_step(eager: list[Any]) -> None:
     tape = Tape()
     with shipped(tape.capture, graphs_at_start=True) as llm:
-        assert tape.recorded == 4
+        assert tape.recorded == 8  # forward and, behind it, logits and sampling of greedy steps
         assert any("4 decode graphs, 1 to 5 rows" in note for note in llm.built.notes)
         outputs = llm.generate(PROMPTS, PARAMS)
         assert [output.token_ids for output in outputs] == eager
-        assert tape.recorded == 4  # the fields of placeholders are those of steps
-        assert llm.built.engine.graphs is not None
-        assert llm.built.engine.graphs.num_launched == tape.launched > 0
+        assert tape.recorded == 8  # the fields of placeholders are those of steps
+        graphs = llm.built.engine.graphs
+        assert graphs is not None
+        assert graphs.sampling is not None
+        assert graphs.num_launched > graphs.sampling.num_launched > 0
+        assert graphs.num_launched + graphs.sampling.num_launched == tape.launched
 
 
 def test_the_largest_graph_is_recorded_first() -> None:

@@ -35,6 +35,7 @@ __all__ = [
     "RowSampler",
     "Sampler",
     "Scorer",
+    "StaticSampler",
     "StepObserver",
     "Tensor",
     "build_backend",
@@ -182,6 +183,20 @@ class Sampler(Protocol):
 
         A row that cannot be sampled (NaN, nothing allowed) is reported in ``row_status``; it never raises for it.
         """
+
+
+@runtime_checkable
+class StaticSampler(Sampler, Protocol):
+    """A sampler that says in which steps its work depends on nothing but the logits. The engine may record such a step
+    in a graph together with ``model.logits``, for more rows than the step has."""
+
+    def is_static(self, inputs: SamplerInputs) -> bool:
+        """Whether ``sample`` of a decode step with these inputs, one row a request, gives what :meth:`sample_static`
+        gives, and leaves nothing else behind. Called for every decode step; reads host memory alone."""
+
+    def sample_static(self, logits: Tensor) -> SamplerOutput:
+        """One request a row of ``logits`` f32 ``[R, V]``; every array of the result has R rows. What it launches
+        depends on R alone, and nothing in it waits for the device."""
 
 
 Draw = Callable[[Any], int]

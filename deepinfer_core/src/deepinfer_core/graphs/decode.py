@@ -8,23 +8,22 @@ from typing import Any
 from attrs import define, field
 
 from deepinfer_core.errors import EngineError
+from deepinfer_core.graphs.recorded import Capture
+from deepinfer_core.graphs.sampling import SampleGraphs
 from deepinfer_core.graphs.sizes import covering
 from deepinfer_core.graphs.static_inputs import CopyAll, StaticInputs, copy_each, row_arrays, signature
 
 Tensor = Any
 Forward = Callable[[Any, Any], Tensor]
-Capture = Callable[[Callable[[], object]], Callable[[], None]]
 Tell = Callable[[int, int], None]
 
 
 @define(eq=False)
 class _Recorded:
-    """Graphs of steps with the same fields: their inputs, their launches by size, and their one result."""
+    """Graphs of steps with the same fields: their inputs, and their launches by size."""
 
     static: StaticInputs
     launches: dict[int, Callable[[], None]] = field(factory=dict)
-    hidden: Tensor = None
-    """``[max rows, D]``: read by the phases behind a forward before the next one is launched on the same queue."""
 
 
 class DecodeGraphs:
@@ -53,6 +52,11 @@ class DecodeGraphs:
         self.sizes = tuple(sizes)
         self._placeholder = placeholder
         self._recorded: dict[Hashable, _Recorded] = {}
+        self.hidden: Tensor = None
+        """``[max rows, D]``, the result of all graphs: read by the phases behind a forward before the next one is
+        launched on the same queue."""
+        self.sampling: SampleGraphs | None = None
+        """What comes behind a forward, where it can be recorded as well."""
         self.num_launched = 0
         """Steps that ran from a graph; the first of each size runs before it is recorded."""
 
@@ -80,7 +84,7 @@ class DecodeGraphs:
         else:
             launch()
             self.num_launched += 1
-        return recorded.hidden[:rows]
+        return self.hidden[:rows]
 
     def record_all(self, tell: Tell | None = None) -> None:
         """Record every size with placeholders alone, the largest first: the smaller ones then live in its memory.
@@ -94,6 +98,8 @@ class DecodeGraphs:
             if size not in recorded.launches:
                 recorded.static.load(arrays, 1, size)
                 self._record(recorded, size)
+            if self.sampling is not None:
+                self.sampling.record(size)
             if tell is not None:
                 tell(done, len(self.sizes))
 
@@ -116,8 +122,8 @@ class DecodeGraphs:
             if not hasattr(hidden, "new_empty") or len(hidden) != size:
                 got = f"{len(hidden)} rows" if hasattr(hidden, "__len__") else type(hidden).__name__
                 raise EngineError(f"model.forward returned {got}, expected {size}", details={"op": "model.forward"})
-            if recorded.hidden is None:  # at the eager run, so outside the memory of any graph
-                recorded.hidden = hidden.new_empty((self.sizes[-1], *hidden.shape[1:]))
-            recorded.hidden[:size].copy_(hidden)
+            if self.hidden is None:  # at the eager run, so outside the memory of any graph
+                self.hidden = hidden.new_empty((self.sizes[-1], *hidden.shape[1:]))
+            self.hidden[:size].copy_(hidden)
 
         recorded.launches[size] = self._capture(step)

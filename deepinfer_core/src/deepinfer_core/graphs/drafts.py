@@ -6,15 +6,14 @@ comes from one graph and each draft from another, because the sampler draws in b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from deepinfer_core.graphs.decode import Capture
+from deepinfer_core.graphs.recorded import Capture, Recorded
 from deepinfer_core.graphs.sizes import covering
 from deepinfer_core.graphs.static_inputs import CopyAll, copy_each
 from deepinfer_core.interfaces import DraftBlock, Tensor
 
-Result = TypeVar("Result")
 Rows = Mapping[str, Tensor]
 MOST_REQUESTS = 32
 """Behind larger steps the host has time to launch a block op by op, and logits of all sizes would need much memory."""
@@ -65,7 +64,7 @@ class DraftGraphs:
         self._copy_all(*found.parts(rows, count))
         if found.block is None:
             memory = found.memory
-            found.block = _Recorded(self._capture, lambda: self._model.propose(memory, self._caches))
+            found.block = Recorded(self._capture, lambda: self._model.propose(memory, self._caches))
             return _Unrecorded(found, count, found.block.take_first())
         found.block.launch()
         return _Drafts(found, count, self._capture)
@@ -74,30 +73,6 @@ class DraftGraphs:
     def num_recorded(self) -> int:
         """Graphs: one for each block, one for each draft of it."""
         return sum(1 + len(found.steps) for found in self._requests.values())
-
-
-class _Recorded(Generic[Result]):
-    """The graph of a call. ``latest`` is what the call returned when it was recorded: it lies in the graph's memory,
-    and every launch computes it anew."""
-
-    latest: Result
-
-    def __init__(self, capture: Capture, call: Callable[[], Result]) -> None:
-        self._first: list[Result] = []
-        is_first = True
-
-        def kept() -> None:
-            nonlocal is_first
-            self.latest = call()
-            if is_first:
-                self._first.append(self.latest)
-                is_first = False
-
-        self.launch = capture(kept)
-
-    def take_first(self) -> Result:
-        """What the run before the recording returned, once."""
-        return self._first.pop()
 
 
 class _Requests:
@@ -115,8 +90,8 @@ class _Requests:
             self._pads[name] = memory.clone()
         self._each = {name: len(pad) for name, pad in placeholder.items()}
         self._slices: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
-        self.block: _Recorded[Any] | None = None
-        self.steps: dict[int, _Recorded[tuple[Tensor, Tensor | None]]] = {}
+        self.block: Recorded[Any] | None = None
+        self.steps: dict[int, Recorded[tuple[Tensor, Tensor | None]]] = {}
 
     def parts(self, rows: Rows, count: int) -> tuple[list[Tensor], list[Tensor]]:
         """(targets, sources) that put ``rows`` of ``count`` requests into the memory, placeholders behind them."""
@@ -162,7 +137,7 @@ class _Drafts:
             result: tuple[Tensor, Tensor | None] = block.latest.step(k, requests.previous)  # type: ignore[union-attr]
             return result
 
-        made = requests.steps[k] = _Recorded(self._capture, step)
+        made = requests.steps[k] = Recorded(self._capture, step)
         return _cut(made.take_first(), self._count)
 
 

@@ -91,7 +91,9 @@ class Boundary:
         return Call(self, op)
 
     def fault(self, op: str, err: Exception) -> StepFault:
-        """The fault of ``op``, with what the backend knows of ``err`` in its place."""
+        """The fault of ``op``, with what the backend knows of ``err`` in its place; a call within it has its own."""
+        if isinstance(err, StepFault):
+            return err
         known = None if self.explain is None or isinstance(err, DeepInferError) else self.explain(op, err)
         if known is not None:
             known.__cause__ = err

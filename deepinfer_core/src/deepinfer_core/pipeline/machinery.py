@@ -9,10 +9,11 @@ from typing import Any, Self
 from attrs import define
 
 from deepinfer_core.graphs import DecodeGraphs, captured_sizes
-from deepinfer_core.graphs.decode import Capture
 from deepinfer_core.graphs.drafts import DraftGraphs, drafted_sizes
+from deepinfer_core.graphs.recorded import Capture
+from deepinfer_core.graphs.sampling import SampleGraphs
 from deepinfer_core.graphs.static_inputs import copy_each
-from deepinfer_core.interfaces import Backend, Caches, Model, Sampler
+from deepinfer_core.interfaces import Backend, Caches, Model, Sampler, StaticSampler
 from deepinfer_core.pipeline.faults import Boundary, Owners
 from deepinfer_core.pipeline.sampled import wrong_step_return
 from deepinfer_core.pipeline.times import PhaseTimes
@@ -111,10 +112,18 @@ class Machinery:
         copy_all = getattr(self.backend, "copy_all", copy_each)
         placeholder = self.bound(placeholder_inputs(config))
         self.decode = DecodeGraphs(self.model.forward, self.caches, capture, sizes, placeholder, copy_all=copy_all)
+        if not config.num_draft and isinstance(self.sampler, StaticSampler):
+            self.decode.sampling = SampleGraphs(self.decode, self._logits, self.sampler, capture)
         if self.drafts and hasattr(self.model, "draft_rows"):
             rows = self.model.draft_rows(placeholder, placeholder.input_ids, placeholder.positions)
             sizes = drafted_sizes(config.max_num_seqs)
             self.propose = DraftGraphs(self.model, self.caches, capture, sizes, rows, copy_all=copy_all)
+
+    def _logits(self, hidden: Any) -> Any:
+        with self.at.call("model.logits"):
+            logits = self.model.logits(hidden)
+            self.at.expect_rows("model.logits", logits, len(hidden))
+            return logits
 
     def bound(self, record: Any) -> Any:
         """``record`` on the device. Raises HookReturnError where the backend gives nothing back."""

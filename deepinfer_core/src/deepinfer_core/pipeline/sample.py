@@ -6,6 +6,7 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
+from deepinfer_core.graphs.sampling import SampleGraphs
 from deepinfer_core.pipeline.draft import draft
 from deepinfer_core.pipeline.machinery import Machinery
 from deepinfer_core.pipeline.prompt_scores import score_prompts
@@ -59,13 +60,18 @@ def sample(parts: Machinery, core: Any, record: StepRecord, mask: Mask) -> None:
             with at.call("model.forward"):  # whose result cannot be indexed otherwise
                 ends = hidden[wanted.selected_rows]
         t1 = perf_counter_ns()
-        with at.call("model.logits"):
-            logits = parts.model.logits(ends)
-            at.expect_rows("model.logits", logits, expected)
+        graphs = _graphs_of(parts, record, rows)
+        logits: Any = None
+        if graphs is None:
+            with at.call("model.logits"):
+                logits = parts.model.logits(ends)
+                at.expect_rows("model.logits", logits, expected)
         t2 = perf_counter_ns()
         with at.call(SAMPLE):
             given = rows if is_host else wanted
-            if record.named:
+            if graphs is not None:
+                sampled = graphs(record.num_reqs)
+            elif record.named:
                 sampled = parts.sampler.sample_with(logits, given, record.named)  # type: ignore[attr-defined]  # checked
             else:
                 sampled = parts.sampler.sample(logits, given)
@@ -92,6 +98,15 @@ def sample(parts: Machinery, core: Any, record: StepRecord, mask: Mask) -> None:
     times.sample += t3 - t2
     record.forward_ns += t2 - t1
     record.sample_ns = t4 - t2
+
+
+def _graphs_of(parts: Machinery, record: StepRecord, rows: Any) -> SampleGraphs | None:
+    """What runs logits and sampling of this step from a graph; None: they are launched op by op."""
+    graphs = None if record.is_prefill or record.named or parts.decode is None else parts.decode.sampling
+    if graphs is None:
+        return None
+    with parts.at.call(SAMPLE):
+        return graphs if graphs.takes(record.num_tokens, rows) else None
 
 
 def _mark(parts: Machinery, record: StepRecord) -> None:

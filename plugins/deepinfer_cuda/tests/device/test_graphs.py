@@ -99,12 +99,15 @@ def test_a_capture_behind_the_last_graph_of_a_pool_takes_another_pool(runtime, c
     assert torch.rand(4, device=cuda).max() < 1
 
 
-def answers(**settings):
+GREEDY = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (9, 6, 12, 3, 7)]
+
+
+def answers(params=PARAMS, **settings):
     """Tokens of the shipped model on the device, and the graphs that were recorded."""
     given = {"backend": "cuda", "max_num_seqs": 5, "block_size": 16, "max_model_len": 128, **settings}
     assembly = assemble(EngineConfig.resolve(given, environ={}, flag_origin="argument"), announce=None)
     with LLM.from_assembly(assembly) as llm:
-        outputs = llm.generate(PROMPTS, PARAMS)
+        outputs = llm.generate(PROMPTS, params)
         llm.built.engine.core.audit()
         for output in outputs:
             if output.error is not None:
@@ -127,5 +130,15 @@ def test_tokens_in_graphs_are_those_op_by_op(mode, drafts):
 def test_graphs_recorded_at_the_start_give_the_same_tokens():
     eager, _ = answers(graphs=False, overlap=False)
     graphed, launched = answers(graphs_at_start=True)
+    assert launched > 0
+    assert graphed == eager
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("at_start", [True, False])
+def test_greedy_steps_sampled_in_graphs_give_the_same_tokens(overlap, at_start):
+    settings = {"overlap": overlap, "sync_guard": True}
+    eager, _ = answers(GREEDY, graphs=False, **settings)
+    graphed, launched = answers(GREEDY, graphs_at_start=at_start, **settings)
     assert launched > 0
     assert graphed == eager

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 
 class CanonicalSampler:
-    """Implements `deepinfer_core.interfaces.DraftingSampler`. Keeps no state between steps but drafts.
+    """Implements `DraftingSampler` and `StaticSampler` of `deepinfer_core.interfaces`. Keeps no state between steps but
+    drafts.
 
     Never waits for a device: the parameters are read from host memory, and the results stay where the logits are.
 
@@ -95,6 +96,26 @@ class CanonicalSampler:
         self._check(logits)
         with torch.inference_mode():
             return self._sample(logits.detach(), inputs, parts)
+
+    def is_static(self, inputs: SamplerInputs) -> bool:
+        """Whether every request takes the best token of its logits as they are, one row each
+        (`deepinfer_core.interfaces.StaticSampler`).
+
+        :raises ShapeContractError: as `sample`.
+        """
+        if inputs.draft_rows is not None or len(self.preparation.penalties):
+            return False  # drafts are verified; a slot with counts may have to lose them
+        step = read(inputs, len(inputs.temperature), self.vocab_size, self.vocab_size)
+        one_each = step.source is None and len(step.rows) == len(step)
+        asked = step.rows.forced is not None or step.top is not None
+        return one_each and not asked and self.preparation.takes_as_given(step)
+
+    def sample_static(self, logits: torch.Tensor) -> SamplerOutput:
+        """`sample` of a step for which `is_static` holds: a greedy request for each row of ``logits`` f32 ``[R, V]``.
+
+        :raises ShapeContractError: ``logits`` is not such a matrix.
+        """
+        return self.sample(logits, greedy_inputs(len(logits)))
 
     def prompt_logprobs(self, logits: torch.Tensor, targets: Any) -> Any:
         """Log-probability of the token that follows each row of a prompt, in the model's own distribution.
@@ -201,4 +222,20 @@ def no_drafts(field: str, what: str) -> NotSupported:
         reason="it was made for an engine with draft_tokens 0",
         remedy="run with draft length 0",
         details={"field": field},
+    )
+
+
+def greedy_inputs(n: int) -> SamplerInputs:
+    """``n`` greedy requests of one row that ask for nothing else."""
+    ones, zeros = np.ones(n, np.float32), np.zeros(n, np.float32)
+    return SamplerInputs(
+        temperature=zeros,
+        top_p=ones,
+        min_p=zeros,
+        top_k=np.full(n, -1, np.int32),
+        seed=np.zeros(n, np.uint64),
+        sample_pos=np.zeros(n, np.int32),
+        repetition_penalty=ones,
+        presence_penalty=zeros,
+        frequency_penalty=zeros,
     )

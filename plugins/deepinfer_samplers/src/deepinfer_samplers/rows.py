@@ -130,14 +130,14 @@ class Preparation:
         :raises ShapeContractError: counts are missing that a penalty needs.
         """
         total = len(step.rows)
-        size = max(1, total) if self._needs_no_scratch(step) else chunk_rows(logits.device, self.vocab_size)
+        size = max(1, total) if self.takes_as_given(step) else chunk_rows(logits.device, self.vocab_size)
         self.penalties.begin(step, logits.device)
         before = None if step.penalties is None else _drafts_before(step, drafts)
         logits = logits[:, : self.vocab_size]
         for start in range(0, total, size):
             yield self._prepare(logits, step, slice(start, min(start + size, total)), before)
 
-    def _needs_no_scratch(self, step: StepParameters) -> bool:
+    def takes_as_given(self, step: StepParameters) -> bool:
         """Whether every row is greedy and taken as it is, so that all of them can be looked at together."""
         changes = (step.suppressed, step.bias, step.penalties, step.grammar, step.raw)
         if step.parts or self._force_top_k or len(self._blacklist) or any(asked is not None for asked in changes):

@@ -78,7 +78,7 @@ def choose(
     wanted = chance = accepted = None
     if drafts is not None:
         wanted = drafts.tokens()[rows.at]
-    index = shortcuts.places(drawn, len(rows), device)
+    index = shortcuts.places(drawn, len(rows), device) if len(drawn) else None
     chosen = None
     if len(drawn) and wanted is None and _is_all_asked(rows, step, sum_smaller):
         chosen = rows.chosen(drawn, _key_bits(rows, drawn, is_coupled=is_coupled), is_coupled=is_coupled)

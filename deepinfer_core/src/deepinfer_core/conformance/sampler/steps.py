@@ -108,6 +108,11 @@ class Bench:
             fail("sample raised", got=f"{type(error).__name__}: {error}")
         return self.read(output, len(np.asarray(inputs.temperature)))
 
+    def static(self, logits: Any) -> Sampled:
+        """What the sampler gives for rows of which ``is_static`` holds (``interfaces.StaticSampler``)."""
+        rows = np.array(logits, dtype=np.float32)
+        return self.read(self.sampler.sample_static(self.device(rows)), len(rows))
+
     def read(self, output: Any, n: int) -> Sampled:
         """The result of ``n`` requests on the host; fails for one of another form."""
         require(getattr(output, "sampled_ids", None) is not None, "sample returned no sampled_ids", got=repr(output))

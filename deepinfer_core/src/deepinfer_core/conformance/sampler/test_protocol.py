@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from deepinfer_core.conformance.failures import require, require_equal
-from deepinfer_core.conformance.sampler.steps import MAX_ROWS, random_logits, step_inputs
-from deepinfer_core.interfaces import DraftingSampler, PromptScorer, Sampler
+from deepinfer_core.conformance.sampler.steps import MAX_ROWS, masks, random_logits, step_inputs
+from deepinfer_core.interfaces import DraftingSampler, PromptScorer, Sampler, StaticSampler
 from deepinfer_core.records import RowStatus
 
 pytestmark = [pytest.mark.level("smoke"), pytest.mark.hook("deepinfer_sampler_create")]
@@ -40,6 +40,35 @@ def test_optional_members_are_what_the_protocol_says(bench: Any) -> None:
         require(callable(getattr(sampler, "reserve", None)), "a sampler with sequence_bytes has no method reserve")
     for name in ("sample_with", "check_params", "reserve"):
         require(callable(getattr(sampler, name, min)), f"{name} is no method")
+
+
+def test_a_static_step_gives_what_sampling_gives(bench: Any) -> None:
+    """A sampler that may be recorded with the logits: the same arrays, a row each, whatever comes behind a step."""
+    made = bench(40)
+    if not hasattr(made.sampler, "is_static"):
+        pytest.skip("it has no is_static, which may be left out")
+    require(isinstance(made.sampler, StaticSampler), "it has is_static and is no StaticSampler")
+    logits = random_logits(9, 40, seed=2)
+    logits[3, 7], logits[4], logits[5] = np.nan, -np.inf, 1.0
+    tried: dict[str, dict[str, Any]] = {
+        "greedy": {"temperature": 0.0},
+        "greedy with filters": {"temperature": 0.0, "top_p": 0.3, "top_k": 4, "seed": np.arange(9)},
+        "drawn": {"temperature": np.where(np.arange(9) == 8, 1.0, 0.0)},
+        "forced": {"temperature": 0.0, "forced": [-1] * 8 + [3]},
+        "suppressed": {"temperature": 0.0, "eos_suppress": [[2, 5]]},
+        "biased": {"temperature": 0.0, "bias": [[2, 5]], "bias_value": [90.0]},
+        "alternatives": {"temperature": 0.0, "top_logprobs": [0] * 8 + [2], "max_top_logprobs": 2},
+        "raw": {"temperature": 0.0, "logprobs_raw": [0] * 8 + [1]},
+        "masked": {"temperature": 0.0, **masks(9, 40, r2=[1, 2])},
+    }
+    for name, given in tried.items():
+        inputs = step_inputs(9, **given)
+        if not made.sampler.is_static(inputs):
+            continue
+        wanted, alone = made.step(logits, inputs), made.static(logits)
+        for part in ("tokens", "logprobs", "status"):
+            equal = np.array_equal(getattr(alone, part), getattr(wanted, part), equal_nan=part == "logprobs")
+            require(equal, f"{part} of a static step are not those of sample", case=name)
 
 
 def test_check_params_takes_parameters_that_ask_for_nothing(bench: Any) -> None:
