@@ -168,7 +168,7 @@ def main() -> None:
     if args.cut_down:
         from device_bench.decode import run
 
-        write(args, run(args))
+        run(args, lambda report: write(args, report))
         return
     if args.overlap == "both":
         both(args)

@@ -154,14 +154,16 @@ def measure(
 _NO_TIMES = ("steps", "overlapped_steps", "prefill_tokens", "decode_tokens")
 
 
-def run(args: Any, tell: Callable[[str], None] = print) -> dict[str, Any]:
-    """All rows of the options of ``benchmarks/decode.py --cut-down``."""
+def run(args: Any, keep: Callable[[dict[str, Any]], None], tell: Callable[[str], None] = print) -> None:
+    """All rows of the options of ``benchmarks/decode.py --cut-down``; ``keep`` gets the report so far behind each way
+    to run."""
     with kernels_in_use(args.backend, every=args.all_kernels) as idle:
         tell(f"kernels that do not serve: {', '.join(idle) or 'none'}")
-        return _run(args, tell) | {"not_in_use": idle, "every_kernel": args.all_kernels}
+        known = {"not_in_use": idle, "every_kernel": args.all_kernels}
+        _run(args, lambda report: keep(report | known), tell)
 
 
-def _run(args: Any, tell: Callable[[str], None]) -> dict[str, Any]:
+def _run(args: Any, keep: Callable[[dict[str, Any]], None], tell: Callable[[str], None]) -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
@@ -184,9 +186,10 @@ def _run(args: Any, tell: Callable[[str], None]) -> dict[str, Any]:
         try:
             for graphs, overlap in itertools.product(_both(args.graphs), _both(args.overlap)):
                 rows += _one_way(Shared(assembly, graphs=graphs, overlap=overlap), args, graphs, overlap, tell)
+                sizes = {"layers": layers, "experts": args.experts, "drafts": args.drafts}
+                keep({"machine": machine(), **sizes, "rows": [*rows]})
         finally:
             assembly.close()
-    return {"machine": machine(), "layers": layers, "experts": args.experts, "drafts": args.drafts, "rows": rows}
 
 
 def _one_way(parts: Any, args: Any, graphs: bool, overlap: bool, tell: Callable[[str], None]) -> list[dict[str, Any]]:

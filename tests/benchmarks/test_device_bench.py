@@ -177,7 +177,10 @@ def test_decode_benchmark_reports_every_way_to_run(small: None) -> None:
         graphs="both", overlap="both", tokens=2, all_kernels=False,
     )  # fmt: skip
     lines: list[str] = []
-    report = run(options, lines.append)
+    reports: list[dict[str, Any]] = []
+    run(options, reports.append, lines.append)
+    assert [len(report["rows"]) for report in reports] == [2, 4, 6, 8]
+    report = reports[-1]
     ways = [(row["graphs"], row["overlap"], row["batch"]) for row in report["rows"]]
     assert ways == [(g, o, b) for g in (True, False) for o in (True, False) for b in (1, 3)]
     for row in report["rows"]:
