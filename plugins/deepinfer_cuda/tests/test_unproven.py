@@ -16,7 +16,8 @@ def test_the_list_names_ops_that_have_a_wrapper_and_a_plain_op():
         assert callable(plain_op(op))
 
 
-def test_all_serve_within_and_none_more_behind():
+def test_all_serve_within_and_none_more_behind(monkeypatch):
+    monkeypatch.setattr(unproven, "OPS", {"norm.rms", "meta.feed_tokens"})
     before = set(unproven.OPS)
     with unproven.all_serve():
         assert all(unproven.serves(op) for op in before)
@@ -25,4 +26,4 @@ def test_all_serve_within_and_none_more_behind():
         1 / 0  # noqa: B018
     assert before == unproven.OPS
     assert not any(unproven.serves(op) for op in before)
-    assert unproven.serves("norm.rms")
+    assert unproven.serves("moe.gate")

@@ -155,10 +155,12 @@ def _host(name: str, values: Any, kinds: str, wanted: str, owner: str, to_host: 
 
 def _array(name: str, values: Any, wanted: str, owner: str, to_host: Callable[[Any], Any]) -> Any:
     try:
-        return np.asarray(values)
-    except Exception:  # memory of a device, or a dtype that numpy lacks
+        if isinstance(values, np.ndarray | list | tuple | int | float):
+            return np.asarray(values)
+        return np.asarray(to_host(values))
+    except Exception:  # what the backend does not know, or a dtype that numpy lacks
         try:
-            return np.asarray(to_host(values))
+            return np.asarray(values)
         except Exception as err:
             got = f"{name} of {getattr(values, 'dtype', None) or type(values).__name__}"
             raise wrong_step_return(SAMPLE, owner, got, wanted) from err

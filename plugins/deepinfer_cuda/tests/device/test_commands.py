@@ -24,12 +24,9 @@ def test_doctor_finds_the_device_usable(cuda):
 
 
 def test_a_greedy_text_is_that_of_cpu():
-    texts = {
-        backend: json.loads(
-            run("--json", "generate", "import os", "--backend", backend, "--numeric-mode", "exact", "--temperature", "0",
-                "--max-tokens", "24")
-        )
-        for backend in ("cuda", "cpu")
-    }  # fmt: skip
+    greedy = ("--numeric-mode", "exact", "--temperature", "0", "--max-tokens", "24")
+    found = {}
+    for backend in ("cuda", "cpu"):
+        found[backend] = json.loads(run("--json", "generate", "import os", "--backend", backend, *greedy))
     for part in ("text", "token_ids", "finish_reason"):
-        assert texts["cuda"][part] == texts["cpu"][part]
+        assert found["cuda"][part] == found["cpu"][part]

@@ -54,7 +54,9 @@ def test_no_memory_in_a_step_ends_its_requests_alone_and_leaks_nothing(monkeypat
     want = [output.token_ids for output in llm.generate(PROMPTS, PARAMS)]
     op = guarded("moe.experts", lambda *_: torch.empty(HUGE, dtype=torch.uint8, device=cuda))
     used, kept = [], []
-    for _ in range(3):  # plain ops keep small constants of sizes that they meet first behind the fault
+    # Plain ops keep small constants of sizes that they meet first, and which sizes a run meets depends on when its
+    # prompts come. What is lost with each fault is lost in every round: one round without more memory will do.
+    while len(used) < 2 or (used[-1] != used[-2] and len(used) < 8):
         with monkeypatch.context() as broken:
             fail_once(broken, llm, op)
             outputs = llm.generate(PROMPTS, PARAMS)
@@ -70,7 +72,7 @@ def test_no_memory_in_a_step_ends_its_requests_alone_and_leaks_nothing(monkeypat
         assert [output.token_ids for output in llm.generate(PROMPTS, PARAMS)] == want
         torch.cuda.synchronize()
         used.append(torch.cuda.memory_allocated(cuda))
-    assert used[1] == used[2]
+    assert used[-1] == used[-2], used
 
 
 NAN = """
