@@ -55,16 +55,32 @@ class Tape:
         return launch
 
 
+class HostCopy:
+    """``Backend.host_like`` of an array of the host."""
+
+    def __init__(self, like: Any) -> None:
+        self._memory = np.zeros_like(like)
+
+    def copy_(self, source: Any, non_blocking: bool) -> None:
+        assert non_blocking
+        self._memory[...] = source
+
+    def numpy(self) -> Any:
+        return self._memory
+
+
 def refuse(call: Callable[[], object]) -> Callable[[], None]:
     raise GraphCaptureError("a step cannot be captured", reason="aten::item", remedy="run with --no-graphs")
 
 
-def shipped(capture: Any, static: bool = True, **settings: Any) -> LLM:
+def shipped(capture: Any, static: bool = True, host_like: Any = None, **settings: Any) -> LLM:
     """The shipped model on backend cpu with ``capture`` added."""
     settings = {"backend": "cpu", "max_num_seqs": 5, "block_size": 16, "max_model_len": 128, **settings}
     assembly = assemble(EngineConfig.resolve(settings, environ={}, flag_origin="argument"), announce=None)
     if capture is not None:
         assembly.backend.capture = capture  # type: ignore[attr-defined]
+    if host_like is not None:
+        assembly.backend.host_like = host_like  # type: ignore[attr-defined]
     assembly.model.static_decode = static  # type: ignore[attr-defined]
     return LLM.from_assembly(assembly)
 
@@ -207,12 +223,14 @@ def test_tokens_of_verified_drafts_in_graphs_are_those_op_by_op(draft_schedule: 
     assert tape.launched > 0
 
 
-@pytest.mark.parametrize("overlap", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_logits_and_sampling_of_greedy_steps_run_in_graphs_too(overlap: bool) -> None:
+@pytest.mark.parametrize(("overlap", "host_like"), [
+    (True, None), (True, HostCopy), pytest.param(False, HostCopy, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_logits_and_sampling_of_greedy_steps_run_in_graphs_too(overlap: bool, host_like: Any) -> None:
     params = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (9, 6, 12, 3, 7)]
     found = []
     for capture in (None, tape := Tape()):
-        with shipped(capture and capture.capture, overlap=overlap) as llm:
+        with shipped(capture and capture.capture, host_like=host_like, overlap=overlap) as llm:
             outputs = llm.generate(PROMPTS, params)
             found.append([(output.error, output.token_ids, output.cumulative_logprob) for output in outputs])
             graphs = llm.built.engine.graphs

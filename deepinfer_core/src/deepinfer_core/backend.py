@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _CPU = "cpu"
 _METHODS = ("unit_bytes", "alloc_caches", "bind_inputs", "to_host")
-_OPTIONAL = ("record_event", "wait", "no_sync", "prefetch", "capture", "copy_all", "explain_fault")
+_OPTIONAL = ("record_event", "wait", "no_sync", "prefetch", "capture", "copy_all", "host_like", "explain_fault")
 
 
 class OpGroup(SimpleNamespace):
@@ -108,6 +108,7 @@ def build_backend(
     prefetch: Callable[[Iterable[Any]], None] | None = None,
     capture: Callable[[Callable[[], object]], Callable[[], None]] | None = None,
     copy_all: Callable[[Sequence[Any], Sequence[Any]], object] | None = None,
+    host_like: Callable[[Any], Any] | None = None,
     explain_fault: Callable[[str, Exception], Exception | None] | None = None,
     close: Callable[[], None] | None = None,
     provider: str | None = None,
@@ -123,8 +124,8 @@ def build_backend(
     :param capabilities: What it can do; None: those of ``cpu`` under this name.
     :param unit_bytes, alloc_caches, bind_inputs, to_host: The functions of the ``Backend`` protocol. A backend with a
         device of its own must give the last three.
-    :param record_event, wait, no_sync, prefetch, capture, copy_all, explain_fault: Methods that a backend may leave
-        out (``interfaces.Backend``).
+    :param record_event, wait, no_sync, prefetch, capture, copy_all, host_like, explain_fault: Methods that a backend
+        may leave out (``interfaces.Backend``).
     :param close: Called once by ``Backend.close``.
     :param provider: Distribution named in the plan for these ops; None: the one whose hook is being called.
     :param providers: Op id -> who is named in the plan instead, for given ops that are another distribution's.
@@ -179,6 +180,7 @@ def build_backend(
         prefetch,
         capture,
         copy_all,
+        host_like,
         explain_fault,
     )
     functions |= {key: function for key, function in zip(_OPTIONAL, optional, strict=True) if function is not None}

@@ -69,14 +69,15 @@ class Caches(Protocol):
 class Backend(Protocol):
     """A device with its ops. Op groups are attributes: ``backend.norm.rms``, ``backend.gemm.dense``, ...
 
-    Six more methods are not required. ``record_event()`` marks the end of everything launched so far and
+    Seven more methods are not required. ``record_event()`` marks the end of everything launched so far and
     ``wait(event)`` makes the host wait for it; without them results are ready when a call returns. ``no_sync()`` is a
     context in which a call that waits for the device is an error (setting ``sync_guard``). ``prefetch(tensors)`` begins
     to copy values to the host behind everything launched so far, without waiting; ``to_host`` of the same tensors then
     gives them without waiting for what was launched later. ``capture(call)`` runs ``call`` once, records what it
     launches and returns what launches it again, in the same memory; it raises GraphCaptureError for a call that cannot
     be recorded (setting ``graphs``). ``copy_all(targets, sources)`` copies tensors into others of the same shapes in as
-    few launches as it can.
+    few launches as it can. ``host_like(tensor)`` gives host memory of the tensor's shape and type, as a torch tensor
+    that a captured ``copy_(tensor, non_blocking=True)`` may write and that ``numpy()`` shares.
 
     ``explain_fault(op, exc)`` gives the typed error (CapacityError, DeviceLost) that an exception
     raised in the call ``op`` of any plugin stands for, or None.

@@ -2,6 +2,10 @@
 
 A step whose requests are all greedy launches a dozen small kernels behind its forward, and the host needs as long for
 them as for the forward itself. A sampler says which steps these are (``deepinfer_core.interfaces.StaticSampler``).
+
+Where the backend has host memory that a graph can write (``host_like``), the copies of the results are part of the
+graph, and the host reads them when the step is over. They lie where they are until the next launch, which comes behind
+the commit of the step (``deepinfer_core.pipeline``).
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 64
 """Behind larger steps the host has time to launch op by op, and logits of all sizes would need much memory."""
+Arrays = dict[str, Any]
 
 
 class SampleGraphs:
@@ -26,13 +31,22 @@ class SampleGraphs:
 
     :param decode: The graphs that the hidden rows come from.
     :param logits: ``model.logits``.
+    :param host_like: ``Backend.host_like``, or None.
     """
 
     def __init__(
-        self, decode: DecodeGraphs, logits: Callable[[Tensor], Tensor], sampler: StaticSampler, capture: Capture
+        self,
+        decode: DecodeGraphs,
+        logits: Callable[[Tensor], Tensor],
+        sampler: StaticSampler,
+        capture: Capture,
+        host_like: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self._decode, self._logits, self._sampler, self._capture = decode, logits, sampler, capture
-        self._made: dict[int, Recorded[SamplerOutput]] = {}
+        self._host_like = host_like
+        self._made: dict[int, Recorded[Arrays]] = {}
+        self._on_host: dict[int, Arrays] = {}
+        """By size, the results as the host reads them; nothing where they are fetched from the device."""
         self.num_launched = 0
         """Steps that were sampled from a graph; the first of each size runs before it is recorded."""
 
@@ -49,10 +63,19 @@ class SampleGraphs:
         size = covering(self._decode.sizes, rows) or rows
         made = self._made.get(size)
         if made is None:
-            return _rows_of(self._record(size).take_first(), rows)
-        made.launch()
-        self.num_launched += 1
-        return _rows_of(made.latest, rows)
+            found = self._record(size).take_first()
+        else:
+            made.launch()
+            self.num_launched += 1
+            found = made.latest
+        # Arrays of its own for each step: by these a backend tells apart of which step it copies results.
+        given = {name: value[:rows] for name, value in found.items()}
+        on_host = self._on_host.get(size)
+        if on_host:
+            device_ids = given["sampled_ids"]
+            given = {name: value[:rows] for name, value in on_host.items()}
+            given["sampled_ids_device"] = device_ids
+        return SamplerOutput(**given)
 
     def record(self, size: int) -> None:
         """Record ``size`` rows now, behind a decode step of that size; nothing where there are no graphs so large."""
@@ -63,15 +86,24 @@ class SampleGraphs:
     def num_recorded(self) -> int:
         return len(self._made)
 
-    def _record(self, size: int) -> Recorded[SamplerOutput]:
-        hidden = self._decode.hidden[:size]
-        made = Recorded(self._capture, lambda: self._sampler.sample_static(self._logits(hidden)))
-        self._made[size] = made
+    def _record(self, size: int) -> Recorded[Arrays]:
+        hidden, host_like = self._decode.hidden[:size], self._host_like
+        copies: dict[str, Tensor] = {}
+
+        def step() -> Arrays:
+            found = _arrays(self._sampler.sample_static(self._logits(hidden)))
+            for name, value in found.items() if host_like is not None else ():
+                if name not in copies:  # at the run before the recording
+                    copies[name] = host_like(value)
+                copies[name].copy_(value, non_blocking=True)
+            return found
+
+        made = self._made[size] = Recorded(self._capture, step)
+        self._on_host[size] = {name: copy.numpy() for name, copy in copies.items()}
         return made
 
 
-def _rows_of(output: SamplerOutput, rows: int) -> SamplerOutput:
-    """The first ``rows`` rows. Each call gives arrays of its own, by which a backend tells the steps apart that it
-    copies results of."""
-    found = ((name, getattr(output, name)) for name in SamplerOutput.FIELDS)
-    return SamplerOutput(**{name: value[:rows] for name, value in found if hasattr(value, "shape")})
+def _arrays(output: SamplerOutput) -> Arrays:
+    """What is set of ``output``, by name."""
+    values = ((name, getattr(output, name)) for name in SamplerOutput.FIELDS)
+    return {name: value for name, value in values if hasattr(value, "shape")}

@@ -113,7 +113,9 @@ class Machinery:
         placeholder = self.bound(placeholder_inputs(config))
         self.decode = DecodeGraphs(self.model.forward, self.caches, capture, sizes, placeholder, copy_all=copy_all)
         if not config.num_draft and isinstance(self.sampler, StaticSampler):
-            self.decode.sampling = SampleGraphs(self.decode, self._logits, self.sampler, capture)
+            self.decode.sampling = SampleGraphs(
+                self.decode, self._logits, self.sampler, capture, getattr(self.backend, "host_like", None)
+            )
         if self.drafts and hasattr(self.model, "draft_rows"):
             rows = self.model.draft_rows(placeholder, placeholder.input_ids, placeholder.positions)
             sizes = drafted_sizes(config.max_num_seqs)

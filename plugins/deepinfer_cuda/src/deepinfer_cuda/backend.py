@@ -73,6 +73,7 @@ def create(device: str | None = None, config: Any = None) -> Any:
         prefetch=runtime.prefetch,
         capture=None if watch else runtime.capture,  # what is looked at is read on the host, op by op
         copy_all=runtime.copy_all,
+        host_like=runtime.host_like,
         explain_fault=typed,
         close=close,
         defaults=plain,

@@ -82,6 +82,10 @@ class DeviceRuntime:
         for into, out_of in by_type.values():
             torch._foreach_copy_(into, out_of, non_blocking=True)
 
+    def host_like(self, tensor: Tensor) -> Tensor:
+        """Pinned memory of the shape and type of ``tensor``: a captured call may copy into it."""
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+
     @property
     def memory(self) -> DeviceMemory:
         """What the device has now."""
