@@ -92,10 +92,11 @@ class SampleGraphs:
 
         def step() -> Arrays:
             found = _arrays(self._sampler.sample_static(self._logits(hidden)))
-            for name, value in found.items() if host_like is not None else ():
-                if name not in copies:  # at the run before the recording
-                    copies[name] = host_like(value)
-                copies[name].copy_(value, non_blocking=True)
+            if host_like is not None:
+                if not copies:  # at the run before the recording
+                    copies.update((name, host_like(value)) for name, value in found.items())
+                for name, value in found.items():
+                    copies[name].copy_(value, non_blocking=True)
             return found
 
         made = self._made[size] = Recorded(self._capture, step)
