@@ -244,3 +244,16 @@ def test_tensors_of_several_types_are_copied_in_few_launches(runtime, cuda):
         assert torch.equal(rows[len(source) :], torch.full_like(rows, -1)[len(source) :])
     events = profile.profiler.kineto_results.events()
     assert sum(str(event.device_type()).endswith("CUDA") for event in events) <= 3
+
+
+def test_a_graph_writes_host_memory(runtime, cuda):
+    source = torch.arange(7, dtype=torch.int32, device=cuda)
+    copy = runtime.host_like(source)
+    assert copy.is_pinned()
+    launch = runtime.capture(lambda: copy.copy_(source.add_(1), non_blocking=True))
+    values = copy.numpy()
+    for count in range(2, 5):  # the run before the recording was the first
+        launch()
+        event = runtime.record_event()
+        runtime.wait(event)
+        assert values.tolist() == [count + i for i in range(7)]
