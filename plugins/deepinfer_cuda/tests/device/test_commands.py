@@ -10,7 +10,7 @@ pytestmark = pytest.mark.cuda
 
 
 def run(*args):
-    command = [sys.executable, "-c", "from deepinfer_core.cli import main; main()", *args]
+    command = [sys.executable, "-c", "import sys; from deepinfer_core.cli import main; sys.exit(main())", *args]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
