@@ -46,7 +46,7 @@ def steps(result: Result | None) -> str:
     head = "| requests | graphs | overlap | step, ms | device busy, ms | idle | tokens/s | host work, ms |"
     context = result["rows"][0]["context"]
     said = f"{_where(result)}; {result['layers']} layers, contexts of {context} tokens. {_idle(result)}"
-    return _table(said, head, rows)
+    return _table(" ".join([said, *([result["note"]] if "note" in result else [])]), head, rows)
 
 
 def layers(result: Result | None) -> str:
