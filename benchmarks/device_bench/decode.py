@@ -1,7 +1,8 @@
 """Decode steps of the cut-down model through the whole engine: time of a step, and how long the device is idle in it.
 
 One set of weights serves all engines; an engine is made for each way to run (graphs on or off, two steps in flight or
-one), and each is closed before the next.
+one), and each is closed before the next. All ways are timed before the first is profiled: a profiler that was in use
+once makes every launch of the process dearer.
 """
 
 from __future__ import annotations
@@ -116,9 +117,9 @@ class Steps:
 def measure(
     llm: LLM, batch: int, context: int, tokens: int, drafts: int, tell: Callable[[str], None] = print
 ) -> dict[str, Any]:
-    """One batch: prefill, a few steps to settle, ``tokens`` timed ones, then as many under the profiler."""
+    """One batch: prefill, a few steps to settle, twice ``tokens`` timed ones."""
     each = 1 if not drafts else drafts + 1
-    total = (SETTLING + 3 * tokens) * each + 8
+    total = (SETTLING + 2 * tokens) * each + 8
     steps = Steps(llm, prompts(batch, context, 100_000), total)
     begin = time.perf_counter()
     steps.advance(1)
@@ -129,24 +130,34 @@ def measure(
     walls = [steps.advance(tokens) for _ in range(2)]
     after = llm.times.as_record()
     wall = statistics.median(seconds / max(1, count) for seconds, count in walls)
-    committed = after["steps"] - before["steps"]
-    seen: list[tuple[float, int]] = []
-    busy: Busy = profiled(lambda: seen.append(steps.advance(tokens)))
     steps.close()
-    count = max(1, seen[0][1])
-    busy_us = busy.busy_us / count
+    committed = after["steps"] - before["steps"]
     phases = {k: round((after[k] - before[k]) / committed / 1e3, 1) for k in after if k not in _NO_TIMES}
     return {
         "batch": batch,
         "context": context,
         "step_us": round(wall * 1e6, 1),
         "tokens_per_s": round(batch * tokens * 2 / sum(s for s, _ in walls), 1),
-        "device_busy_us": round(busy_us, 1),
-        "idle_share": round(max(0.0, 1 - busy_us / (wall * 1e6)), 4),
-        "idle_share_profiled": round(busy.idle, 4),
-        "launches_per_step": round(busy.kernels / count),
         "prefill_ms": round(prefill * 1e3, 1),
         "host_us_per_step": phases,
+    }
+
+
+def profile(llm: LLM, row: dict[str, Any], tokens: int, drafts: int) -> dict[str, Any]:
+    """``row`` of :func:`measure` with what the profiler sees of ``tokens`` steps more of such a batch."""
+    total = (SETTLING + tokens) * (drafts + 1) + 8
+    steps = Steps(llm, prompts(row["batch"], row["context"], 100_000), total)
+    steps.advance(1 + SETTLING)
+    seen: list[tuple[float, int]] = []
+    busy: Busy = profiled(lambda: seen.append(steps.advance(tokens)))
+    steps.close()
+    count = max(1, seen[0][1])
+    busy_us = busy.busy_us / count
+    return row | {
+        "device_busy_us": round(busy_us, 1),
+        "idle_share": round(max(0.0, 1 - busy_us / row["step_us"]), 4),
+        "idle_share_profiled": round(busy.idle, 4),
+        "launches_per_step": round(busy.kernels / count),
         "longest_kernels": busy.top,
     }
 
@@ -184,8 +195,10 @@ def _run(args: Any, keep: Callable[[dict[str, Any]], None], tell: Callable[[str]
             assembly, layers = open_most(where, args.experts, tell, **settings)
         tell(f"{layers} layers made in {time.perf_counter() - begin:.1f} s: {memory()}")
         try:
-            for graphs, overlap in itertools.product(_both(args.graphs), _both(args.overlap)):
-                rows += _one_way(Shared(assembly, graphs=graphs, overlap=overlap), args, graphs, overlap, tell)
+            ways = list(itertools.product(_both(args.graphs), _both(args.overlap)))
+            timed = [_one_way(Shared(assembly, graphs=g, overlap=o), args, g, o, tell) for g, o in ways]
+            for (g, o), found in zip(ways, timed, strict=True):
+                rows += _profiled_way(Shared(assembly, graphs=g, overlap=o), args, found, tell)
                 sizes = {"layers": layers, "experts": args.experts, "drafts": args.drafts}
                 keep({"machine": machine(), **sizes, "rows": [*rows]})
         finally:
@@ -200,9 +213,7 @@ def _one_way(parts: Any, args: Any, graphs: bool, overlap: bool, tell: Callable[
             row = measure(llm, batch, context, args.tokens, args.drafts, tell)
             rows.append({"graphs": graphs, "overlap": overlap, **row})
             tell(
-                f"graphs {'on ' if graphs else 'off'} overlap {'on ' if overlap else 'off'} batch {batch:4d} "
-                f"step {row['step_us']:9.1f} us  busy {row['device_busy_us']:9.1f} us  idle {row['idle_share']:6.1%} "
-                f"(profiled {row['idle_share_profiled']:6.1%})  {row['launches_per_step']} launches  "
+                f"{_way(rows[-1])} step {row['step_us']:9.1f} us  "
                 f"host {sum(us for name, us in row['host_us_per_step'].items() if name != 'wait'):.0f} us"
             )
         made = llm.built.engine.graphs
@@ -213,6 +224,32 @@ def _one_way(parts: Any, args: Any, graphs: bool, overlap: bool, tell: Callable[
         del llm
         gc.collect()
     return rows
+
+
+def _profiled_way(
+    parts: Any, args: Any, rows: list[dict[str, Any]], tell: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    found = []
+    llm = LLM.from_assembly(parts)
+    try:
+        for timed in rows:
+            row = profile(llm, timed, args.tokens, args.drafts)
+            found.append(row)
+            tell(
+                f"{_way(row)} step {row['step_us']:9.1f} us  busy {row['device_busy_us']:9.1f} us  "
+                f"idle {row['idle_share']:6.1%} (profiled {row['idle_share_profiled']:6.1%})  "
+                f"{row['launches_per_step']} launches"
+            )
+    finally:
+        llm.close()
+        del llm
+        gc.collect()
+    return found
+
+
+def _way(row: dict[str, Any]) -> str:
+    ways = f"graphs {'on ' if row['graphs'] else 'off'} overlap {'on ' if row['overlap'] else 'off'}"
+    return f"{ways} batch {row['batch']:4d}"
 
 
 def memory() -> str:

@@ -55,8 +55,9 @@ def test_no_memory_in_a_step_ends_its_requests_alone_and_leaks_nothing(monkeypat
     op = guarded("moe.experts", lambda *_: torch.empty(HUGE, dtype=torch.uint8, device=cuda))
     used, kept = [], []
     # Plain ops keep small constants of sizes that they meet first, and which sizes a run meets depends on when its
-    # prompts come. What is lost with each fault is lost in every round: one round without more memory will do.
-    while len(used) < 2 or (used[-1] != used[-2] and len(used) < 8):
+    # prompts come; so do the sizes of the last steps, which the engine keeps. What is lost with each fault is lost in
+    # every round: one round that does not take more memory will do.
+    while len(used) < 2 or (used[-1] > used[-2] and len(used) < 6):
         with monkeypatch.context() as broken:
             fail_once(broken, llm, op)
             outputs = llm.generate(PROMPTS, PARAMS)
@@ -72,7 +73,7 @@ def test_no_memory_in_a_step_ends_its_requests_alone_and_leaks_nothing(monkeypat
         assert [output.token_ids for output in llm.generate(PROMPTS, PARAMS)] == want
         torch.cuda.synchronize()
         used.append(torch.cuda.memory_allocated(cuda))
-    assert used[-1] == used[-2], used
+    assert used[-1] <= used[-2], used
 
 
 NAN = """
