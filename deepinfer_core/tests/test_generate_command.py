@@ -286,7 +286,6 @@ def test_failed_prompt_in_text_form_keeps_its_place(run: Run) -> None:
         (("a", "--prompts-file", "x"), "deepinfer: E_USAGE: prompts as arguments and --prompts-file were both given"),
         (("--prompts-file", "/nonexistent/x"), "deepinfer: E_INPUT: cannot read the prompts file /nonexistent/x"),
         (("--prompts-file", "/"), "deepinfer: E_INPUT: cannot read the prompts file /"),
-        (("a", "--out", "/nonexistent/x"), "deepinfer: E_USAGE: cannot write /nonexistent/x"),
         (("a", "--stop-token-id", "260"), "backend: toy (test)\ndeepinfer: E_PARAM: stop_token_ids is 260; allowed:"),
         (
             ("a", "--kv-memory", "100B"),
@@ -300,6 +299,12 @@ def test_refusal_is_one_error_with_status_two_and_no_output(run: Run, arguments:
     assert status == 2
     assert out == b""
     assert err.startswith(message)
+
+
+def test_results_that_cannot_be_opened_end_as_results_that_cannot_be_written(run: Run) -> None:
+    status, out, err = run("a", "--out", "/nonexistent/x")
+    assert (status, out) == (74, b"")
+    assert err.startswith("deepinfer: E_OUTPUT: cannot write /nonexistent/x\n  reason: No such file or directory\n")
 
 
 def test_out_on_a_file_of_what_is_observed_is_refused(run: Run, tmp_path: Path) -> None:

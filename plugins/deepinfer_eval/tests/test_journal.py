@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from deepinfer_core.errors import CommandUsageError, InvalidInputFile, OutputError
+from deepinfer_core.errors import InvalidInputFile, OutputError
 from deepinfer_eval.answers import Header, read_answers
 from deepinfer_eval.journal import Journal
 
@@ -113,7 +113,7 @@ def test_bad_line_is_named(tmp_path: Path, header: Header, answer_record: Any) -
 
 
 def test_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CommandUsageError, match="cannot write"):
+    with pytest.raises(OutputError, match="cannot write"):
         Journal(str(tmp_path / "none" / "a.jsonl"))
 
 

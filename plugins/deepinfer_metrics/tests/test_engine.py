@@ -112,8 +112,8 @@ def test_settings_that_want_nothing_make_no_observer() -> None:
     from deepinfer_core.config import EngineConfig
     from deepinfer_metrics.plugin import deepinfer_step_observer
 
-    given = {"observe.metrics_host": "0.0.0.0", "observe.step_log_interval": 5}
-    assert deepinfer_step_observer(EngineConfig.resolve(given, environ={}, flag_origin="argument")) is None
+    standing = {"DEEPINFER_LOGGING_INTERVAL_STEP": "5"}  # of the environment: there for every run
+    assert deepinfer_step_observer(EngineConfig.resolve({}, environ=standing, flag_origin="argument")) is None
     with pytest.raises(ConfigError):
         EngineConfig.resolve({"observe.metrics_port": 70000}, environ={}, flag_origin="argument")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deepinfer_core.errors import CommandUsageError
+from deepinfer_core.errors import OutputError
 from deepinfer_metrics.step_log import StepLog
 
 
@@ -57,5 +57,5 @@ def test_file_is_appended_to(tmp_path: Path, view: Any, make_step: Any) -> None:
 
 
 def test_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CommandUsageError, match="cannot write"):
+    with pytest.raises(OutputError, match="cannot write"):
         StepLog.open(str(tmp_path), 100)

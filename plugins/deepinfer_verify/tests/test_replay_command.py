@@ -10,6 +10,7 @@ from attrs import evolve
 
 from deepinfer_core import cli
 from deepinfer_core.config import EngineConfig
+from deepinfer_core.errors import UnsupportedFeature
 from deepinfer_verify.replay import bits, level1, level2, report
 from deepinfer_verify.replay.findings import Findings
 from deepinfer_verify.replay.level2 import run_level2
@@ -169,3 +170,15 @@ def test_text_that_is_too_short_says_how_much_is_needed():
     with pytest.raises(InvalidInputFile) as caught:
         run_level2(config, "import os", 4)
     assert caught.value.reason.startswith("prompts of this model's sizes need ")
+
+
+def test_level_2_on_a_backend_that_promises_no_bits_across_batches_names_another(monkeypatch):
+    def engine(config, **changes):
+        raise UnsupportedFeature("not claimed", remedy="set --deterministic run", details={"field": "deterministic"})
+
+    monkeypatch.setattr(level2, "_engine", engine)
+    with pytest.raises(UnsupportedFeature) as refused:
+        run_level2(EngineConfig(), "text", 4)
+    assert refused.value.reason == "not claimed"
+    assert "--deterministic" not in refused.value.remedy
+    assert "--backend cpu" in refused.value.remedy

@@ -19,7 +19,7 @@ import click
 from deepinfer_core.cli.chat_options import thinking_options, tool_options
 from deepinfer_core.cli.sampling_options import DEFAULT_MAX_TOKENS, given_sampling, sampling_options
 from deepinfer_core.cli.state import CommandState, common_options, setting_options, text_of
-from deepinfer_core.errors import EXIT_OK, EXIT_SOME_FAILED, CommandUsageError, InvalidInputFile
+from deepinfer_core.errors import EXIT_OK, EXIT_SOME_FAILED, CommandUsageError, InvalidInputFile, OutputError
 from deepinfer_core.settings import option_name
 
 if TYPE_CHECKING:
@@ -277,7 +277,7 @@ def _target(stack: ExitStack, out: str | None, lines: Iterable[bytes]) -> Buffer
         try:
             target = stack.enter_context(open_results(out))
         except OSError as err:
-            raise CommandUsageError(
+            raise OutputError(
                 f"cannot write {out}", reason=err.strerror or str(err), remedy="check --out", details={"path": out}
             ) from err
     if isinstance(lines, LineReader):

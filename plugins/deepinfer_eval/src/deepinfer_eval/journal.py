@@ -21,8 +21,8 @@ from deepinfer_eval.answers import Answers, Header, parse_answers
 class Journal:
     """The file at ``path``, opened, locked and read; it is made if it is not there.
 
-    :raises CommandUsageError: it cannot be opened.
-    :raises OutputError: another process writes it.
+    :raises CommandUsageError: it is no file, but a device or a pipe.
+    :raises OutputError: it cannot be opened, or another process writes it.
     :raises InvalidInputFile: it is no file of answers; it stays as it is.
     """
 
@@ -31,7 +31,7 @@ class Journal:
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         except OSError as err:
-            raise CommandUsageError(
+            raise OutputError(
                 f"cannot write {path}", reason=err.strerror or str(err), remedy="check --out", details={"path": path}
             ) from err
         try:

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import IO, TYPE_CHECKING, Any, Self
 
-from deepinfer_core.errors import CommandUsageError
+from deepinfer_core.errors import OutputError
 
 if TYPE_CHECKING:
     from deepinfer_core.interfaces import EngineView
@@ -39,13 +39,13 @@ class StepLog:
 
     @classmethod
     def open(cls, path: str, interval: int, *, emulated: bool = False) -> Self:
-        """Append to the file at ``path``, ``-`` for standard error. Raises CommandUsageError."""
+        """Append to the file at ``path``, ``-`` for standard error. Raises OutputError."""
         if path == "-":
             return cls(sys.stderr, interval, emulated=emulated)
         try:
             return cls(open(path, "a", encoding="utf-8"), interval, owns=True, emulated=emulated)
         except OSError as err:
-            raise CommandUsageError(
+            raise OutputError(
                 f"cannot write {path}",
                 reason=err.strerror or str(err),
                 remedy="check --step-log",

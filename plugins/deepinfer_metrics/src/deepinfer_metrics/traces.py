@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any, Self
 
-from deepinfer_core.errors import CommandUsageError, LibraryMissing
+from deepinfer_core.errors import LibraryMissing, OutputError
 
 if TYPE_CHECKING:
     from deepinfer_core.interfaces import EngineView
@@ -41,7 +41,7 @@ class Traces:
 
     @classmethod
     def open(cls, path: str, *, emulated: bool = False) -> Self:
-        """Spans go to the file at ``path``, one JSON object per line. Raises CommandUsageError, LibraryMissing."""
+        """Spans go to the file at ``path``, one JSON object per line. Raises OutputError, LibraryMissing."""
         try:
             from opentelemetry import trace
 
@@ -60,7 +60,7 @@ class Traces:
         try:
             stream = open(path, "a", encoding="utf-8")  # noqa: SIM115  # close has it
         except OSError as err:
-            raise CommandUsageError(
+            raise OutputError(
                 f"cannot write {path}",
                 reason=err.strerror or str(err),
                 remedy="check --trace-file",

@@ -14,6 +14,7 @@ from typing import TypeAlias
 from attrs import define, field
 
 from deepinfer_core.config import EngineConfig
+from deepinfer_core.errors import UnsupportedFeature
 from deepinfer_verify.engine_settings import settings_for
 from deepinfer_verify.replay.bits import same
 from deepinfer_verify.replay.findings import Findings
@@ -46,7 +47,7 @@ class Level2:
 def run_level2(config: EngineConfig, text: str, new_tokens: int) -> Level2:
     """All comparisons. Raises as engines do, InvalidInputFile for a text that is too short."""
     result = Level2()
-    with _engine(config) as engine:
+    with _first_engine(config) as engine:
         sizes = result.sizes = sizes_of(engine, new_tokens)
         backend = engine.llm.assembly.backend
         result.backend, result.emulated = backend.name, backend.capabilities.emulated
@@ -68,6 +69,21 @@ def run_level2(config: EngineConfig, text: str, new_tokens: int) -> Level2:
         if exact is not None:
             _compare_exact_hits(config, chunk, ids, exact, whole, result)
     return result
+
+
+def _first_engine(config: EngineConfig) -> TracedEngine:
+    """Says in the command's words that bits of other batches are compared, where the backend promises none."""
+    try:
+        return _engine(config)
+    except UnsupportedFeature as err:
+        if err.details.get("field") != "deterministic":
+            raise
+        raise UnsupportedFeature(
+            "level 2 compares the bits of rows in different batches, and this backend does not promise them",
+            reason=err.what,
+            remedy="use --backend cpu for level 2; level 1 looks at the rule itself, and needs no backend",
+            details=dict(err.details),
+        ) from err
 
 
 def _engine(config: EngineConfig, **changes: object) -> TracedEngine:
