@@ -122,10 +122,11 @@ def test_full_disk_of_a_step_log_changes_neither_the_answer_nor_the_exit_status(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     pytest.importorskip("torch")
-    options = ["--backend", "cpu", "--max-tokens", "3", "--temperature", "0", "--step-log-interval", "1"]
+    options = ["--backend", "cpu", "--max-tokens", "3", "--temperature", "0"]
     assert main(["generate", *options, "import os"]) == 0
     want = capsys.readouterr().out
-    assert main(["generate", *options, "--step-log", "/dev/full", "import os"]) == 0
+    logged = ["--step-log", "/dev/full", "--step-log-interval", "1"]
+    assert main(["generate", *options, *logged, "import os"]) == 0
     captured = capsys.readouterr()
     assert captured.out == want
     assert captured.err.count("W_OBSERVER: step log /dev/full failed and is off: ") == 1
