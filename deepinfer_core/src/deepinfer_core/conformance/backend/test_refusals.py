@@ -143,6 +143,8 @@ BAD: dict[str, dict[str, Call]] = {
                                   ngram_table=p.i(9)),
         "windows without a column": lambda p: call(p.i(3, 3), p.i(3), None, p.i(3), 3, vocab_size=9,
                                                    ngram_win=p.i(3, 1), ngram_table=p.i(9)),
+        "windows of one dimension": lambda p: call(p.i(3, 2), p.i(3), None, p.i(3), 3, vocab_size=9,
+                                                   ngram_win=p.i(3), ngram_table=p.i(9)),
         "drafts": lambda p: call(p.i(3, 3), p.i(3), None, p.i(3), 3, vocab_size=9, drafts=p.i(3, 1)),
     },
     "meta.draft_inputs": {

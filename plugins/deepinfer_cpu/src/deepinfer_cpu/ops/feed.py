@@ -141,7 +141,7 @@ def _ngram_windows(
 ) -> Tensor:
     """Compressed ids, newest first, int32 ``[N, Q, G]`` (``spec/engine.md`` 6.4). ``rejected``: None without drafts."""
     n, q = current.shape
-    g = win.shape[1] - (q - 1) + 1
+    g = win.shape[1] - (q - 1) + 1 if win.dim() == 2 else 0
     if g < 1 or win.shape[0] != n:
         raise shape_error("meta.feed_tokens", "ngram_win", f"[{n}, K + G - 1] with K = {q - 1}", list(win.shape))
     if all_known:

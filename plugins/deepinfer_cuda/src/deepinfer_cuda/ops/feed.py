@@ -51,7 +51,7 @@ def feed_tokens(
     """
     n, q = fresh.shape if fresh.dim() == 2 else (0, 0)
     tokens = sampled.reshape(-1)
-    grams = ngram_win.shape[1] - (q - 1) + 1 if ngram_win is not None and ngram_table is not None else 0
+    grams = 0
     known = n and q and total_q and tokens.numel() and tokens.dtype in INTEGERS and int32(fresh, (n, q))
     known = known and int32(seqlens_q, (n,)) and (remap is None or int32(remap, (n,)))
     judged = accepted.reshape(-1) if accepted is not None and q > 1 else None
@@ -59,8 +59,10 @@ def feed_tokens(
         known = False
     if judged is not None and (judged.dtype not in INTEGERS or judged.numel() < tokens.numel()):
         known = False
-    if grams and ngram_win is not None and ngram_table is not None:
-        fits = int32(ngram_win, (n, ngram_win.shape[1])) and int32(ngram_table, (ngram_table.numel(),))
+    if ngram_win is not None and ngram_table is not None:
+        width = ngram_win.shape[-1] if ngram_win.dim() else 0
+        grams = max(width - (q - 1) + 1, 0)
+        fits = int32(ngram_win, (n, width)) and int32(ngram_table, (ngram_table.numel(),))
         known = known and fits and 0 < grams <= MOST_GRAMS and ngram_table.numel()
     if not known or not serves("meta.feed_tokens"):
         return plain_op("meta.feed_tokens")(  # type: ignore[no-any-return]

@@ -41,11 +41,12 @@ def feed_tokens(
     """``meta.feed_tokens``, where the step before sampled something."""
     shaped = is_int32(fresh, dim=2) and fresh.numel() > 0
     n, columns = fresh.shape if shaped else (0, 0)
-    grams = 0 if ngram_win is None or ngram_table is None else ngram_win.shape[1] - columns + 2
-    fits = shaped and is_int32(seqlens_q) and len(seqlens_q) == n and sampled.numel() > 0 and total_q > 0 and grams >= 0
+    grams = 0
+    fits = shaped and is_int32(seqlens_q) and len(seqlens_q) == n and sampled.numel() > 0 and total_q > 0
     fits = fits and (remap is None or (is_int32(remap) and len(remap) == n))
     fits = fits and (drafts is None or (drafts.dim() == 2 and drafts.shape[1] == columns - 1))
     if ngram_win is not None and ngram_table is not None:
+        grams = ngram_win.shape[1] - columns + 2 if ngram_win.dim() == 2 else 0
         fits = fits and is_int32(ngram_win, dim=2) and len(ngram_win) == n and grams > 0
         fits = fits and is_int32(ngram_table) and len(ngram_table) > 0
     results = [x for x in (sampled, drafts, accepted) if x is not None]
