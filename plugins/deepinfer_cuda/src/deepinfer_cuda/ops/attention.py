@@ -133,8 +133,17 @@ def sparse_decode(
         q, _flat(window), idx, _or_any(lengths, idx), _flat(second), more, _or_any(extra_lengths, idx),
         _or_any(sink, lse), result, lse, window.page, window.block_stride, second.page, second.block_stride,
         int(lengths is not None), int(extra_lengths is not None), int(sink is not None), scale * _LOG2E,
+        _decode_blocks(q),
     )  # fmt: skip
     return result, lse
+
+
+def _decode_blocks(q: Tensor) -> int:
+    """Blocks, or on Hopper pairs of blocks, that share the rows of a group of heads."""
+    rows, heads, width = q.shape
+    if width != _WIDE or _capability(q.device) != (9, 0):
+        return rows
+    return min(rows, max(1, _multiprocessors(q.device) // 2 // -(-heads // _TILE)))
 
 
 def _launch_prefill(q: Tensor, *arguments: Any) -> None:
@@ -144,6 +153,11 @@ def _launch_prefill(q: Tensor, *arguments: Any) -> None:
     rows, heads, width = q.shape
     most = _multiprocessors(q.device) // -(-heads // _TILE) if width == _WIDE else rows
     sparse_prefill(width=width)(q, *arguments, min(rows, max(1, most)))
+
+
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 @functools.cache

@@ -5,10 +5,11 @@ from typing import Any
 import tilelang.language as T
 
 from deepinfer_cuda.jit import kernel
+from deepinfer_cuda.tl.attention.hopper import hopper_decode
 from deepinfer_cuda.tl.attention.narrow import narrow_decode
 from deepinfer_cuda.tl.attention.places import entry_bytes
-from deepinfer_cuda.tl.attention.softmax import TILE
-from deepinfer_cuda.tl.attention.source import NARROW, WIDE
+from deepinfer_cuda.tl.attention.softmax import TILE, on_hopper
+from deepinfer_cuda.tl.attention.source import NARROW, PAIRS, WIDE
 from deepinfer_cuda.tl.attention.wide_decode import wide_decode
 from deepinfer_cuda.tl.attention.workspace import WARPGROUP, WIDTH
 
@@ -21,14 +22,20 @@ from deepinfer_cuda.tl.attention.workspace import WARPGROUP, WIDTH
     ]
 )
 def sparse_decode(*, width: int, window_format: str, extra_format: str) -> Any:
-    """``window_format``, ``extra_format``: ``v41`` or ``v41_fp4``; "" where there is no extra cache."""
+    """``window_format``, ``extra_format``: ``v41`` or ``v41_fp4``; "" where there is no extra cache.
+
+    ``blocks`` of its arguments: as many as rows, or on Hopper, where heads are wide, the pairs that share them.
+    """
     rows, heads, q_stride, k1, k2 = (T.dynamic(n) for n in ("rows", "heads", "q_stride", "k1", "k2"))
     window_size, extra_size, lengths_size, extra_lengths_size, sink_size = (
         T.dynamic(n) for n in ("window_size", "extra_size", "lengths_size", "extra_lengths_size", "sink_size")
     )
     sizes = {"window_bytes": entry_bytes(window_format, width), "extra_bytes": entry_bytes(extra_format, width)}
     formats = {"window_format": window_format, "extra_format": extra_format, "sizes": sizes}
-    if width == WIDTH:
+    if width == WIDTH and on_hopper():
+        segments, threads, prelude = 2, 3 * WARPGROUP, PAIRS
+        attend = hopper_decode(heads, rows, k1, k2, q_stride, window_format=window_format, extra_format=extra_format)
+    elif width == WIDTH:
         # two blocks share a row with an extra cache: 64 rows of 640 keys then occupy all multiprocessors, evenly
         segments, threads, prelude = 2 if extra_format else 1, 3 * WARPGROUP, WIDE
         attend = wide_decode(heads, k1, k2, segments=segments, **formats)
@@ -56,10 +63,11 @@ def sparse_decode(*, width: int, window_format: str, extra_format: str) -> Any:
         has_extra_lengths: T.int32,
         has_sink: T.int32,
         scale: T.float32,
+        blocks: T.int32,
     ):
         with T.Kernel(
             segments * T.ceildiv(heads, TILE),
-            rows,
+            blocks,
             threads=threads,
             cluster_dims=segments if segments > 1 else None,
             prelude=prelude,

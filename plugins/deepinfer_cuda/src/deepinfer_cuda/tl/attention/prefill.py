@@ -5,9 +5,10 @@ from typing import Any
 import tilelang.language as T
 
 from deepinfer_cuda.jit import kernel
+from deepinfer_cuda.tl.attention.hopper import hopper_prefill
 from deepinfer_cuda.tl.attention.narrow import narrow_prefill
-from deepinfer_cuda.tl.attention.softmax import TILE
-from deepinfer_cuda.tl.attention.source import NARROW, WIDE
+from deepinfer_cuda.tl.attention.softmax import TILE, on_hopper
+from deepinfer_cuda.tl.attention.source import GATHERED, NARROW, WIDE
 from deepinfer_cuda.tl.attention.wide_prefill import wide_prefill
 from deepinfer_cuda.tl.attention.workspace import WARPGROUP, WIDTH
 
@@ -23,7 +24,11 @@ def sparse_prefill(*, width: int, halves: bool = True) -> Any:
         T.dynamic(n) for n in ("rows", "heads", "q_stride", "keys_count", "k", "lengths_size", "sink_size")
     )
     wide = width == WIDTH
-    many = wide_prefill(heads, rows, keys_count, k, halves=halves)
+    hopper = wide and on_hopper()
+    if hopper:
+        many = hopper_prefill(heads, rows, keys_count, k, q_stride)
+    else:
+        many = wide_prefill(heads, rows, keys_count, k, halves=halves)
     one = narrow_prefill(heads, keys_count, k, width=width)
 
     @T.prim_func
@@ -44,7 +49,7 @@ def sparse_prefill(*, width: int, halves: bool = True) -> Any:
             blocks,
             T.ceildiv(heads, TILE),
             threads=3 * WARPGROUP if wide else WARPGROUP,
-            prelude=WIDE if wide else NARROW,
+            prelude=GATHERED if hopper else WIDE if wide else NARROW,
         ) as (block, group):
             if wide:
                 many(block, group, blocks, q, kv, indices, lengths, sink, out, lse, has_lengths, has_sink, scale)

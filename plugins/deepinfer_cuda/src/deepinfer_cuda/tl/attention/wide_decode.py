@@ -73,6 +73,7 @@ def wide_decode(
     ):  # fmt: skip
         w = workspace(table="int64", rows=1, queries_from=2 * WARPGROUP)
         absent = T.alloc_shared((COLUMNS,), "int32")
+        T.pdl_sync()  # a kernel of clusters is launched before the one ahead of it is done, always
         tx = T.get_thread_binding()
         rank = block % segments
         head0 = block // segments * TILE

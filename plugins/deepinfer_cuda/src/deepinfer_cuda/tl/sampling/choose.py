@@ -70,6 +70,7 @@ def choose(*, width: int, vector: int, result: str, threads: int, parts: int) ->
     ):
         with T.Kernel(rows * parts, threads=threads, prelude=ROWS, cluster_dims=parts if parts > 1 else None) as block:
             T.annotate_min_blocks_per_sm(1024 // threads)
+            T.pdl_sync()  # a kernel of clusters is launched before the one ahead of it is done, always
             thread = T.get_thread_binding()
             warp = thread // WARP
             lane = thread % WARP
