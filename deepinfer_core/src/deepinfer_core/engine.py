@@ -27,7 +27,7 @@ from deepinfer_core.parameters.sampling_params import SamplingParams
 from deepinfer_core.pipeline import CurveFeedback, Machinery, PhaseTimes, StepFault, StepRecord
 from deepinfer_core.pipeline.collect import collect, nothing, refused, settle
 from deepinfer_core.pipeline.draft_report import DraftCounter, DraftReport
-from deepinfer_core.pipeline.faults import internal_fault, nothing_runs
+from deepinfer_core.pipeline.faults import internal_fault, nothing_runs, without_frames
 from deepinfer_core.pipeline.forward import forward
 from deepinfer_core.pipeline.meter import StepMeter, StepObserver
 from deepinfer_core.pipeline.record import launch, name_requests
@@ -393,7 +393,7 @@ class Engine:
 
     def _break(self, error: DeepInferError) -> None:
         """The core cannot go on: every request ends, and no new one is taken."""
-        self.broken = error
+        self.broken = without_frames(error)
         self._open.clear()
         self._admission.stop("engine", error)
         for request in list(self._live.values()):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from attrs import frozen
 
 from deepinfer_core.errors import DeepInferError, EngineError
 from deepinfer_core.pipeline.sampled import wrong_step_return
 from deepinfer_core.plugins.failure import blame, exception_text
+
+TRACEBACK = "Traceback (most recent call last):"
+Kept = TypeVar("Kept", bound=BaseException)
 
 
 @frozen
@@ -61,21 +66,41 @@ class StepFault(Exception):
             details=details,
         )
         error.__cause__ = cause
-        forget_locals(self)
-        return error
+        without_frames(self)
+        return without_frames(error)
 
 
-def forget_locals(err: BaseException) -> None:
-    """Drop what the frames that ``err`` passed through still hold: a person may keep the error, and with it the tensors
-    of the step, when the device has just run out of memory; nor shall these wait for the collector."""
+def without_frames(err: Kept) -> Kept:
+    """``err``, and what led to it, with the text of their tracebacks as notes in place of the frames.
+
+    A frame holds its locals and, through its callers, theirs: the tensors of the step, and the parts of the engine. A
+    person may keep the error, when the device has just run out of memory and behind the end of the engine; nor shall
+    these wait for the collector. An exception that a caller is busy with, and that is none of the step, stays whole.
+    Frames are let go and not cleared: one may be that of a generator which goes on.
+    """
+    running = {frame for frame, _ in traceback.walk_stack(sys._getframe(1))}
     seen: set[int] = set()
     left: list[BaseException | None] = [err]
     while left:
         one = left.pop()
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            traceback.clear_frames(one.__traceback__)
-            left += (one.__cause__, one.__context__)
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        left += (one.__cause__, *(one.exceptions if isinstance(one, BaseExceptionGroup) else ()))
+        context = one.__context__
+        if context is not None and (context.__traceback__ is None or context.__traceback__.tb_frame not in running):
+            left.append(context)
+        if one.__traceback__ is not None:
+            _note_traceback(one)
+            one.with_traceback(None)
+    return err
+
+
+def _note_traceback(err: BaseException) -> None:
+    """Where ``err`` was raised at first, for whoever prints it; an exception that takes no notes has none."""
+    with suppress(Exception):
+        if not any(str(note).startswith(TRACEBACK) for note in getattr(err, "__notes__", ())):
+            err.add_note(f"{TRACEBACK}\n{''.join(traceback.format_tb(err.__traceback__)).rstrip()}")
 
 
 @frozen

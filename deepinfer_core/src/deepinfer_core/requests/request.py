@@ -14,6 +14,7 @@ from attrs import define, field
 from deepinfer_core.errors import CapacityError, DeepInferError, RequestFailed
 from deepinfer_core.parameters.sampling_params import SamplingParams
 from deepinfer_core.pipeline.draft_report import DraftCounts
+from deepinfer_core.pipeline.faults import without_frames
 from deepinfer_core.pipeline.sampled import BadRow
 from deepinfer_core.records import RowStatus
 from deepinfer_core.requests.finish_detail import FinishDetail
@@ -156,7 +157,7 @@ class Request:
         self.detokenizer.finish()
         self.finish_reason = reason
         self.finish_detail = detail
-        self.error = error
+        self.error = None if error is None else without_frames(error)
         self._end_s = time.perf_counter()
 
     def is_end_token(self, token: int) -> bool:
