@@ -349,6 +349,12 @@ def test_some_failed_by_a_fault_is_status_one(run: Run, parts: dict[str, Any]) -
     assert records(out)[0]["finish_reason"] == "engine"
     assert "E_ENGINE: model.forward of toy (acme-model 0.1) failed in step 1" in err
     assert "Traceback" not in err
+    parts["model"] = Faulty(ToyModel(), fault, "forward")
+    status, _, err = run("a", "--debug", "--max-num-seqs", 1, *GREEDY)
+    assert status == 1
+    traced, message = err.split("deepinfer: prompt 1: E_ENGINE: ")
+    assert 'raise RuntimeError("boom")' in traced
+    assert "--debug" in message
 
 
 def test_interrupt_keeps_what_is_finished(run: Run, parts: dict[str, Any], tmp_path: Path) -> None:

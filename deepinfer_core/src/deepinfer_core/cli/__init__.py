@@ -133,10 +133,7 @@ def _run(root: click.Command, arguments: list[str], state: CommandState) -> int:
 
 def _report(error: DeepInferError, state: CommandState, *, as_json: bool) -> int:
     """Print the error on standard error: three lines, or one JSON object."""
-    if state.debug:
-        import traceback
-
-        traceback.print_exception(error)
+    state.trace(error)
     if as_json:
         import json
 

@@ -62,16 +62,16 @@ def chat(context: click.Context, system: str | None) -> int:
         )
         if is_typed:
             sys.stderr.write(HELP)
-        return _talk(session, TypedTurns() if is_typed else PipedTurns(), as_json=state.json, is_typed=is_typed)
+        return _talk(session, TypedTurns() if is_typed else PipedTurns(), state, is_typed=is_typed)
 
 
-def _talk(session: ChatSession, turns: Iterable[str | DeepInferError], *, as_json: bool, is_typed: bool) -> int:
+def _talk(session: ChatSession, turns: Iterable[str | DeepInferError], state: CommandState, *, is_typed: bool) -> int:
     failed = asked = 0
     for turn in turns:
         if isinstance(turn, DeepInferError):
             failed += 1
             asked += 1
-            _report(turn, asked, as_json=as_json)
+            _report(turn, asked, state)
         elif turn.strip() == "/exit":
             break
         elif turn.strip() == "/reset":
@@ -80,18 +80,19 @@ def _talk(session: ChatSession, turns: Iterable[str | DeepInferError], *, as_jso
             sys.stderr.write(HELP)
         elif turn.strip():
             asked += 1
-            show = _Show(asked, as_json=as_json)
+            show = _Show(asked, as_json=state.json)
             output = session.ask(turn, show.chunk, keep_on_interrupt=is_typed)
             show.end(output)
             if output is not None and output.error is not None:
                 failed += 1
-                _report(output.error, asked, as_json=as_json)
+                _report(output.error, asked, state)
     return EXIT_SOME_FAILED if failed and not is_typed else EXIT_OK
 
 
-def _report(error: DeepInferError, turn: int, *, as_json: bool) -> None:
+def _report(error: DeepInferError, turn: int, state: CommandState) -> None:
+    state.trace(error)
     sys.stderr.write(f"deepinfer: {error}\n")
-    if as_json:
+    if state.json:
         _write_json({"turn": turn, "error": error.as_record()})
 
 

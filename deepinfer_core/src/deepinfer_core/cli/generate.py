@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from io import BufferedWriter
 from pathlib import Path
@@ -152,7 +152,7 @@ def generate(
         )
         try:
             view = _view(llm, is_chat=options is not None, repeatable=target is not None)
-            return _generate(run, target, view, as_json=as_json, stream=stream, headers=many)
+            return _generate(run, target, view, trace=state.trace, as_json=as_json, stream=stream, headers=many)
         finally:
             if config.prefix_cache:
                 sys.stderr.write(f"deepinfer: {llm.prefix_cache_report}\n")
@@ -337,7 +337,14 @@ def _view(llm: LLM, *, is_chat: bool, repeatable: bool) -> View:
 
 
 def _generate(
-    run: Run, target: BufferedWriter | None, view: View, *, as_json: bool, stream: bool, headers: bool
+    run: Run,
+    target: BufferedWriter | None,
+    view: View,
+    *,
+    trace: Callable[[BaseException], None],
+    as_json: bool,
+    stream: bool,
+    headers: bool,
 ) -> int:
     from deepinfer_core.cli.progress import Progress
     from deepinfer_core.cli.results import OrderedWriter
@@ -355,7 +362,7 @@ def _generate(
         for request in run:
             if request.finished:
                 progress.ended(request, run.count)
-                failed += _report_failure(request)
+                failed += _report_failure(request, trace)
             with HeldInterrupt():  # a line is written whole and once
                 writer.news(request)
     except KeyboardInterrupt:
@@ -369,7 +376,7 @@ def _generate(
     return EXIT_SOME_FAILED if failed else EXIT_OK
 
 
-def _report_failure(request: Request) -> bool:
+def _report_failure(request: Request, trace: Callable[[BaseException], None]) -> bool:
     """Say on standard error why a sample failed; its record says so too."""
     if request.error is None:
         return not request.completion().ok
@@ -378,6 +385,7 @@ def _report_failure(request: Request) -> bool:
     where = f"line {request.line}" if request.line is not None else f"prompt {request.index + 1}"
     if request.sample or (len(request.samples) > 1 and any(r.error is not request.error for r in request.samples)):
         where += f", sample {request.sample + 1}"
+    trace(request.error)
     text = "\n".join(f"  {line.strip()}" if i else line for i, line in enumerate(str(request.error).splitlines()))
     sys.stderr.write(f"deepinfer: {where}: {text}\n")
     return True

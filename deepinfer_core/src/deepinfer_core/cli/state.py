@@ -47,6 +47,14 @@ class CommandState:
             sys.stderr.write(f"deepinfer: {line}\n")
         return config
 
+    def trace(self, error: BaseException) -> None:
+        """With ``--debug``, where ``error`` came from, on standard error: its traceback, or the note that a step left
+        in its place."""
+        if self.debug:
+            import traceback
+
+            traceback.print_exception(error)
+
 
 METAVARS = {
     "integer": "N",

@@ -99,7 +99,7 @@ def generate(
             for phrase in [] if begun is None else require_same_run(out, begun, run):
                 sys.stderr.write(f"deepinfer: not as the file was begun: {phrase}\n")
             journal.begin(Header(**parts, run=run, scorer=as_record(named)))
-            generation = Generation(llm, asker, journal)
+            generation = Generation(llm, asker, journal, state.trace)
             try:
                 generation.run(asks)
             finally:

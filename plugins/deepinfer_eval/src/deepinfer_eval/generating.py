@@ -6,6 +6,7 @@ An answer that fails is told and not written: the next run asks for it again, an
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from attrs import define
@@ -28,6 +29,8 @@ class Generation:
     llm: LLM
     asker: Asker
     journal: Journal
+    trace: Callable[[BaseException], None]
+    """Shows where an error came from, where a person asked for that."""
     written: int = 0
     failed: int = 0
 
@@ -89,6 +92,8 @@ class Generation:
         if request.sample and request.error is request.head.error:
             return  # of the question as a whole, and said once
         item = self.asker.dataset.items[ask.item]
+        if request.error is not None:
+            self.trace(request.error)
         text = str(request.error or f"it ended with {request.finish_reason}")
         lines = [f"  {line.strip()}" if i else line for i, line in enumerate(text.splitlines())]
         sys.stderr.write(f"deepinfer: line {item.line}, id {item.item_id}: " + "\n".join(lines) + "\n")
