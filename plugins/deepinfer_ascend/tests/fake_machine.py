@@ -21,8 +21,11 @@ LIBRARIES = ("libascendcl.so", "libhccl.so")
 DRIVER = "Version=25.5.2\nascendhal_version=7.35.23\ntsfw_version=1.0\npackage_version=25.5.2\n"
 HOME = "/usr/local/Ascend/cann"
 AUTOLOADING = """
-raise RuntimeError("Failed to load the backend extension: torch_npu. You can disable extension auto-loading with "
-                   "TORCH_DEVICE_BACKEND_AUTOLOAD=0.")
+try:
+    raise ImportError("libhccl.so: cannot open shared object file: No such file or directory")
+except ImportError as exc:
+    raise RuntimeError("Failed to load the backend extension: torch_npu. You can disable extension auto-loading with "
+                       "TORCH_DEVICE_BACKEND_AUTOLOAD=0.") from exc
 """
 
 
@@ -42,16 +45,20 @@ class FakeMachine:
     :param sourced: whether ``set_env.sh`` was. :param hal: what CANN requires of the driver.
     :param tools: compilers of CANN. :param tilelang: whether that is installed.
     :param import_fails: whether ``import torch`` does. :param used: MiB of the device's 131,072.
+    :param container: whether a file says that it is one.
     """
 
     def __init__(
         self, root, monkeypatch, *, nodes=NODES, driver=True, chip="950PR", used=512, v2=True, fail="", cann="9.2.0",
         sourced=True, hal="7.35.0", libraries=LIBRARIES, pair=("2.13.0+cpu", "2.13.0"), import_fails=False,
-        tools=("bisheng", "ld.lld"), tilelang=True, host_compiler=True, **environ,
+        tools=("bisheng", "ld.lld"), tilelang=True, host_compiler=True, container=False, **environ,
     ):  # fmt: skip
         self.root, self.monkeypatch = root, monkeypatch
         for name in nodes:
             self.write(f"dev/{name}", "")
+            (root / "dev" / name).chmod(0o660)
+        if container:
+            self.write(".dockerenv", "")
         if driver:
             self.write("usr/local/Ascend/driver/version.info", DRIVER)
             defines = [f'-DCHIP="{chip}"', f"-DUSED={used}", f'-DFAIL="{fail}"', *(["-DV2"] if v2 else [])]

@@ -20,11 +20,13 @@ LIBRARIES = ("libascendcl.so", "libhccl.so")
 class Cann:
     """:ivar folder: of the installation; None: there is none.
     :ivar version: ``9.2.0``; empty where no file says it.
-    :ivar is_sourced: whether the environment is that of its ``set_env.sh``."""
+    :ivar is_sourced: whether the environment is that of its ``set_env.sh``.
+    :ivar lost: the variable, and its folder, where that is not there."""
 
     folder: Path | None = None
     version: str = ""
     is_sourced: bool = False
+    lost: str = ""
 
     @property
     def is_new_enough(self) -> bool:
@@ -43,7 +45,8 @@ def cann(root: Path, environ: Mapping[str, str]) -> Cann:
     for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"):
         if environ.get(name):
             folder = root / environ[name].lstrip("/")
-            return Cann(folder, _version(folder), True) if folder.is_dir() else Cann(None)
+            lost = f"{name}={environ[name]}"
+            return Cann(folder, _version(folder), True) if folder.is_dir() else Cann(lost=lost)
     for place in USUAL:
         if (root / place).is_dir():
             return Cann(root / place, _version(root / place))
@@ -51,8 +54,11 @@ def cann(root: Path, environ: Mapping[str, str]) -> Cann:
 
 
 def missing_libraries(root: Path, environ: Mapping[str, str]) -> list[str]:
-    """Those of ``LIBRARIES`` that are in no folder of ``LD_LIBRARY_PATH``."""
-    folders = [root / place.lstrip("/") for place in environ.get("LD_LIBRARY_PATH", "").split(":") if place]
+    """Those of ``LIBRARIES`` that are in no folder of ``LD_LIBRARY_PATH``, nor in one that the loader's files name."""
+    places = environ.get("LD_LIBRARY_PATH", "").split(":")
+    for listed in sorted((root / "etc/ld.so.conf.d").glob("*.conf")):
+        places += listed.read_text(errors="replace").split()
+    folders = [root / place.lstrip("/") for place in places if place]
     return [name for name in LIBRARIES if not any((folder / name).exists() for folder in folders)]
 
 

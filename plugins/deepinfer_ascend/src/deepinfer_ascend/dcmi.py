@@ -27,13 +27,15 @@ class DcmiError(Exception):
 class Device:
     """One device: the name of its chip, bytes of its memory and of what is used, processes on it.
 
-    ``memory_bytes`` 0: the driver does not tell.
+    ``memory_bytes`` 0: the driver does not tell. ``number``: its place among all that the driver tells of, by which the
+    runtime's variable names it.
     """
 
     name: str
     memory_bytes: int = 0
     used_bytes: int = 0
     processes: tuple[int, ...] = ()
+    number: int = 0
 
 
 class _Chip(ctypes.Structure):
@@ -67,7 +69,7 @@ def read(driver_folder: Path = Path("/usr/local/Ascend/driver")) -> tuple[Device
     prefix = "dcmiv2_" if hasattr(library, "dcmiv2_init") else "dcmi_"
     _call(library, f"{prefix}init")
     places += _on_cards(library) if prefix == "dcmi_" else [(number,) for number in _listed(library)]
-    return tuple(_device(library, prefix, place) for place in places)
+    return tuple(_device(library, prefix, place, number) for number, place in enumerate(places))
 
 
 def _load(driver_folder: Path) -> Any:
@@ -95,7 +97,7 @@ def _on_cards(library: Any) -> Iterator[tuple[int, int]]:
         yield from ((card, device) for device in range(most.value))
 
 
-def _device(library: Any, prefix: str, place: tuple[int, ...]) -> Device:
+def _device(library: Any, prefix: str, place: tuple[int, ...], number: int) -> Device:
     chip, memory = _Chip(), _Memory()
     _call(library, f"{prefix}get_device_chip_info", *place, ctypes.byref(chip))
     _ask(library, f"{prefix}get_device_hbm_info", *place, ctypes.byref(memory))
@@ -109,6 +111,7 @@ def _device(library: Any, prefix: str, place: tuple[int, ...]) -> Device:
         memory_bytes=memory.size << 20,
         used_bytes=memory.used << 20,
         processes=tuple(process.pid for process in processes[: count.value]) if told else (),
+        number=number,
     )
 
 

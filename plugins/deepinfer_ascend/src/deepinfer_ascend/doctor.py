@@ -6,6 +6,7 @@ one too.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from deepinfer_core.plugins.torch_extensions import users_environment
 from deepinfer_core.types import DoctorCheck, HostInfo
 
 _IMPORT_LIMIT_S = 40.0
+_ERROR = re.compile(r"[A-Za-z_.]*(Error|Exception): ")
 
 
 def checks(host: HostInfo, root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> list[DoctorCheck]:
@@ -28,14 +30,14 @@ def checks(host: HostInfo, root: Path = Path("/"), environ: Mapping[str, str] | 
     if machine.cann.folder is not None:
         found.append(facts.kernel_check(toolchain(environ, root)))
     if machine.pair.torch:
-        found.append(facts.autoload_check(machine.pair, import_error(environ)))
+        found.append(facts.autoload_check(machine.pair, machine.cann, import_error(environ)))
     if machine.devices:
         found.append(facts.memory_check(machine.visible or machine.devices))
     return found
 
 
 def import_error(environ: Mapping[str, str]) -> str:
-    """What ``import torch`` says where it fails, in one line; empty where it does not."""
+    """What ``import torch`` says where it fails, and the error that this one came from; empty where it does not."""
     command = [sys.executable, "-c", "import torch"]
     try:
         done = subprocess.run(
@@ -46,4 +48,7 @@ def import_error(environ: Mapping[str, str]) -> str:
     if done.returncode == 0:
         return ""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    return lines[-1] if lines else f"exit status {done.returncode}"
+    if not lines:
+        return f"exit status {done.returncode}"
+    first = next(filter(_ERROR.match, lines), lines[-1])
+    return lines[-1] if first == lines[-1] else f"{lines[-1]} (from {first})"

@@ -33,10 +33,10 @@ def probe(host: HostInfo, root: Path = Path("/"), environ: Mapping[str, str] = o
     machine = Machine.read(root, environ)
     problems = [check for check in machine.checks() if check.status == "problem"]
     if not facts.nodes(root):
-        # A driver without device files is a container that was given no device: no accelerator is present for it.
-        in_container = problems[0].remedy if machine.driver.version else _HOST
+        # A driver without device files is mostly a container that was given no device: there is none for it.
+        remedy = problems[0].remedy if machine.driver.version else _HOST
         reasons = tuple(check.detail for check in problems)
-        return ProbeReport(present=False, usable=False, reasons=reasons, remedy=f"{in_container}; {_ELSE}")
+        return ProbeReport(present=False, usable=False, reasons=reasons, remedy=f"{remedy}; {_ELSE}")
     report = _found(machine)
     if problems:
         first = problems[0]

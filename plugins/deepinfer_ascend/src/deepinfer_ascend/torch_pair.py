@@ -11,6 +11,8 @@ from deepinfer_ascend.info_files import release
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 """Set to anything but 1, ``import torch`` does not import torch_npu by itself."""
+USUAL = "2.13.0"
+"""The release that calls were compared with."""
 
 
 @frozen
@@ -38,10 +40,20 @@ class TorchPair:
         return ".".join(map(str, release(self.torch_npu)[:3]))
 
     @property
+    def reason(self) -> str:
+        """Why the problem is one."""
+        apart = self.torch and self.torch_npu
+        return "its compiled part is built against that release alone" if apart else ""
+
+    @property
     def remedy(self) -> str:
-        if self.torch_npu and self.torch:
-            return f"pip install torch=={self.wanted_torch}, or the torch-npu of torch {self.torch}"
-        return "pip install the torch-npu of your torch, on a machine with CANN"
+        """Where both are here, one has to follow the other; what is lacking is installed beside the other."""
+        if not self.torch_npu and not self.torch:
+            return f"pip install torch=={USUAL} torch-npu=={USUAL}"
+        if not self.torch:
+            return f"pip install torch=={self.wanted_torch}"
+        followed = f"pip install torch-npu=={'.'.join(map(str, release(self.torch)[:3]))}"
+        return f"pip install torch=={self.wanted_torch}, or {followed}" if self.torch_npu else followed
 
 
 def torch_pair(environ: Mapping[str, str]) -> TorchPair:

@@ -12,6 +12,7 @@ from attrs import frozen
 
 BISHENG, LINKER = "bisheng", "ld.lld"
 HOST = ("g++", "gcc", "clang++", "clang", "c++", "cc")
+_SOURCE = "source set_env.sh of CANN, or set BISHENG_HOME to the folder that has bin/bisheng"
 _HOMES = ("BISHENG_HOME", "ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 
 
@@ -31,15 +32,14 @@ class Toolchain:
             return "TileLang is not installed"
         wanted = ((BISHENG, self.bisheng), (LINKER, self.linker), ("a C++ compiler", self.host))
         missing = [name for name, path in wanted if path is None]
-        return f"{' and '.join(missing)} not found" if missing else ""
+        return f"{', '.join(missing)} not found" if missing else ""
 
     @property
     def remedy(self) -> str:
         if not self.has_tilelang:
             return "pip install 'deepinfer-ascend[kernels]'"
-        if self.bisheng is not None and self.linker is not None:
-            return "install g++"
-        return "source set_env.sh of CANN, or set BISHENG_HOME to the folder that has bin/bisheng"
+        parts = [] if self.bisheng is not None and self.linker is not None else [_SOURCE]
+        return "; ".join([*parts, "install g++"] if self.host is None else parts)
 
 
 def toolchain(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Toolchain:
