@@ -6,11 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from deepinfer_ascend.first_day.golden import CLOSE, TOKENS, Outcome, recorded_cases
 from deepinfer_ascend.first_day.on_device import attempt
 from deepinfer_ascend.first_day.running import MOST_OUTPUT, run
-from deepinfer_ascend.first_day.stages import NAMES, Options, Stage, stages
+from deepinfer_ascend.first_day.stages import KNOWN_FAILURES, NAMES, Options, Stage, stages
 from deepinfer_ascend.first_day.vendors import compared, look_up
 
 command = importlib.import_module("deepinfer_ascend.first_day.__main__")
@@ -100,6 +101,19 @@ def test_every_stage_runs_on_the_device_that_was_named():
     assert named == ["device", "plain", "golden", "bench-prefill", "bench-decode"]
 
 
+def test_a_rehearsal_says_of_each_stage_what_it_is(tmp_path, monkeypatch, capsys):
+    made = [stage for stage in stages(Options(emulate=True), tmp_path) if stage.name == "doctor"]
+    assert KNOWN_FAILURES.is_file()
+    assert not any(stage.rehearsed for stage in stages(Options(), tmp_path))
+    code = (sys.executable, "-c", "import sys; sys.exit('no device')")
+    monkeypatch.setattr(command, "stages", lambda options, folder: [evolve(made[0], command=code, passing=(0,))])
+    out = tmp_path / "report.json"
+    assert command.main(["--out", str(out), "--emulate"]) == 1
+    [told] = json.loads(out.read_text())["stages"]
+    assert told["rehearsed"].startswith("it says what is lacking here")
+    assert f"exit status 1: no device\n  emulated: {told['rehearsed']}\n" in capsys.readouterr().err
+
+
 def test_a_library_that_is_not_here_is_missing_with_its_reason():
     found = look_up("deep_gemm.bf16_gemm_nt")
     assert (found.state, found.ops) == ("missing", ("gemm.dense",))
@@ -146,6 +160,6 @@ def test_a_rehearsal_runs_every_stage(tmp_path):
     found = {s["name"]: s for s in json.loads(out.read_text())["stages"]}
     assert tuple(found) == NAMES
     told = {name: s["output"][-2000:] for name, s in found.items() if s["status"] != "passed"}
-    told.pop("conformance", None)  # the kit itself says of required ops which are the plain ones
     assert not told
+    assert all(s["rehearsed"] for s in found.values())
     assert all(value is not None for s in found.values() for value in s["attached"].values())

@@ -75,11 +75,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _line(result: Result) -> str:
-    """``  failed after 12.3 s, exit status 1: its last line``."""
+    """``  failed after 12.3 s, exit status 1: its last line``; of a rehearsal, what it was, on a line of its own."""
+    emulated = f"\n  emulated: {result.rehearsed}" if result.rehearsed else ""
     if result.status == "passed":
-        return f"  passed in {result.seconds} s"
+        return f"  passed in {result.seconds} s{emulated}"
     last = next((line for line in reversed(result.output.splitlines()) if line.strip()), "it printed nothing")
-    return f"  {result.status} after {result.seconds} s, exit status {result.exit_status}: {last.strip()[:200]}"
+    told = f"  {result.status} after {result.seconds} s, exit status {result.exit_status}: {last.strip()[:200]}"
+    return told + emulated
 
 
 def _tell(line: str) -> None:

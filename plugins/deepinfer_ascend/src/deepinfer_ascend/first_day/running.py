@@ -22,7 +22,8 @@ MOST_OUTPUT = 60_000
 @define
 class Result:
     """:ivar status: ``passed``, ``failed`` or ``timed out``. :ivar seconds: of the wall clock.
-    :ivar output: what it printed, standard error after standard output. :ivar attached: the files that it wrote."""
+    :ivar output: what it printed, standard error after standard output. :ivar attached: the files that it wrote.
+    :ivar rehearsed: what it did instead of what it does on a device; empty on one."""
 
     name: str
     what: str
@@ -32,6 +33,7 @@ class Result:
     seconds: float
     output: str
     attached: dict[str, Any] = field(factory=dict)
+    rehearsed: str = ""
 
 
 def run(stage: Stage) -> Result:
@@ -47,7 +49,9 @@ def run(stage: Stage) -> Result:
     status = "timed out" if exit_status is None else "passed" if exit_status in stage.passing else "failed"
     attached = {name: _json(path) for name, path in stage.attached.items()}
     seconds = round(time.monotonic() - began, 1)
-    return Result(stage.name, stage.what, [*stage.command], status, exit_status, seconds, text, attached)
+    return Result(
+        stage.name, stage.what, [*stage.command], status, exit_status, seconds, text, attached, stage.rehearsed
+    )
 
 
 def _wait(stage: Stage, out: Any, err: Any) -> int | None:

@@ -83,8 +83,8 @@ def gate(
     """
     if placement is not None or force_random is not None:
         raise UnsupportedFeature(
-            "moe.gate: expert replicas and forced random routing are not offered by backend 'cpu'",
-            reason="both serve load balancing over several devices; this backend runs on one",
+            "moe.gate: expert replicas and forced random routing are not offered",
+            reason="both serve load balancing over several devices, and an engine runs on one",
             remedy="leave 'placement' and 'force_random' unset",
         )
     _check_gate(x, w, bias, k, temperature, bias_image, image_rows, mask)
@@ -139,9 +139,9 @@ def dispatch(
     """
     if group is not None:
         raise UnsupportedFeature(
-            "moe.dispatch: expert groups over several devices are not offered by backend 'cpu'",
-            reason="this backend runs on one device",
-            remedy="run with --ep 1",
+            "moe.dispatch: expert groups over several devices are not offered",
+            reason="an engine runs on one device, and the op has no exchange between ranks",
+            remedy="leave 'group' unset, and run with --ep 1",
         )
     if idx.shape != weight.shape or not x.shape or idx.shape[:1] != x.shape[:1]:
         raise shape_error("moe.dispatch", "idx, weight", f"[{x.shape[0]}, k] both", (idx.shape, weight.shape))
