@@ -30,7 +30,7 @@ from deepinfer_core.llm import LLM
             ConfigError,
             "max_num_batched_tokens 100 is below 256",
         ),
-        ({"kv_memory": 100}, CapacityError, "the caches of one sequence need 192B, --kv-memory is 100B"),
+        ({"kv_memory": 100}, CapacityError, "the caches of one sequence need 192B, kv_memory is 100B"),
     ],
 )
 def test_setting_that_contradicts_the_model_is_explained(

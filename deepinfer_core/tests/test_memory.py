@@ -46,8 +46,8 @@ def test_ample_memory_is_not_used_up() -> None:
 def test_too_little_memory_names_needed_and_available() -> None:
     with pytest.raises(CapacityError) as caught:
         plan(2799)
-    assert caught.value.details == {"needed_bytes": 2800, "available_bytes": 2799}
-    assert caught.value.what == "the caches of one sequence need 2800B, --kv-memory is 2799B"
+    assert caught.value.details == {"field": "kv_memory", "needed_bytes": 2800, "available_bytes": 2799}
+    assert caught.value.what == "the caches of one sequence need 2800B, kv_memory is 2799B"
     assert "swa slot 300 B" in caught.value.reason
 
 

@@ -86,6 +86,18 @@ def test_lock_that_another_process_holds_is_told_after_a_while(tmp_path, monkeyp
     )
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="a folder in which nobody can make a file")
+def test_lock_that_cannot_be_made_is_told_at_once(monkeypatch):
+    monkeypatch.setattr(storage, "LOCK_TIMEOUT_S", 5.0)  # what the library waits for, as for a lock that is held
+    with pytest.raises(BaselineError) as caught, held_baseline(Path("/proc/baseline.json")):
+        pass
+    assert str(caught.value) == (
+        "E_BASELINE: cannot write beside the file of baselines /proc/baseline.json\n"
+        "  reason: No such file or directory\n"
+        "  remedy: check --baseline, and the rights on its folder"
+    )
+
+
 def test_missing_file_is_an_error_unless_it_is_to_be_made(tmp_path):
     path = tmp_path / "b.json"
     with pytest.raises(BaselineError) as caught:

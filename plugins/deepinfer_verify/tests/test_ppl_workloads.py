@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import CommandUsageError, InvalidInputFile
+from deepinfer_verify.engine_settings import settings_for
 from deepinfer_verify.ppl.workloads import find_workload, read_workload, shipped
 
 GOOD = {
@@ -86,6 +88,7 @@ def test_unknown_workload_names_the_nearest_and_all():
         ({"prompt_tokens": "1.5"}, "prompt_tokens = 1.5 in the workload"),
         ({"new_tokens": "1"}, "new_tokens = 1 in the workload"),
         ({"draft_tokens": "-1"}, "draft_tokens = -1 in the workload"),
+        ({"draft_tokens": "16"}, "draft_tokens = 16 in the workload"),
         ({"arithmetic": '"fast"'}, "arithmetic = 'fast' in the workload"),
         ({"arithmetic": "[]"}, "arithmetic = [] in the workload"),
         ({"text": "3"}, "text = 3 in the workload"),
@@ -109,3 +112,27 @@ def test_absent_workload_and_text_of_another_encoding_are_refused(tmp_path):
     (tmp_path / "text.txt").write_bytes(b"\xff")
     with pytest.raises(InvalidInputFile, match="is not UTF-8"):
         read_workload(path)
+
+
+def test_wrong_value_is_told_with_its_line_where_there_is_one(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text("# of mine\nsamples = 1\n'prompt_tokens' = 2\nnew_tokens = 2\n  draft_tokens = 16\n")
+    path.write_text(path.read_text() + 'arithmetic = "exact"\ntext = "none.txt"\n')
+    with pytest.raises(InvalidInputFile) as caught:
+        read_workload(path)
+    assert str(caught.value) == (
+        f"E_INPUT: draft_tokens = 16 in the workload {path}, line 5\n"
+        "  reason: an integer from 0 to 15\n"
+        "  remedy: correct the file; the page on decode perplexity has one"
+    )
+    path.write_text(path.read_text().replace("16", "5").replace("'prompt_tokens' = 2", "prompt_tokens = 0"))
+    with pytest.raises(InvalidInputFile, match=f"prompt_tokens = 0 in the workload {path}, line 3"):
+        read_workload(path)
+
+
+def test_settings_of_a_workload_say_that_they_are_its_own(tmp_path):
+    workload = read_workload(written(tmp_path, draft_tokens="9"))
+    config, _ = settings_for(EngineConfig.resolve({"num_threads": 2}), workload.settings, origins=workload.origins)
+    path = tmp_path / "mine.toml"
+    assert config.origin("draft_tokens").startswith(f"file {path}, line ")
+    assert config.origin("num_threads") == "flag"

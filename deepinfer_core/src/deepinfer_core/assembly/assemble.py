@@ -18,6 +18,7 @@ from deepinfer_core.assembly.model_card import read_model_card
 from deepinfer_core.assembly.model_length import resolve_max_model_len
 from deepinfer_core.assembly.named_plugins import enabled_extensions, refuse_unusable_names
 from deepinfer_core.assembly.parts import MakeGrammarEngine
+from deepinfer_core.assembly.setting_names import settings_named_as_written
 from deepinfer_core.assembly.speculation import draft_length
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import ConfigError, DeepInferError, ModelAmbiguous, ModelError, ModelNotFound, NotSupported
@@ -134,17 +135,18 @@ def assemble(
         selection = select_backend(manager, match.requirements)
         if announce is not None:
             announce(selection.line)
-        backend = hooks.backend_create(selection.record, config.device, config)
-        check_emulation(selection.record, backend, config)
-        missing = missing_capabilities(backend, match.requirements)
-        if missing:
-            raise refuse_missing(backend.name, backend.capabilities.arch, missing)
-        specs = hooks.cache_specs(owner, match, config)
-        hints = hooks.scheduler_hints([owner, selection.record, *extensions], match, backend, config)
-        resolve_max_model_len(config, hints)  # a model allocates for the length that it is given
-        model = hooks.model_create(owner, match, config, backend)
-        draft_length(config, hints, model)  # a wrong length is told before weights are read
-        _load(owner, model, card.path, config)
+        with settings_named_as_written(config):
+            backend = hooks.backend_create(selection.record, config.device, config)
+            check_emulation(selection.record, backend, config)
+            missing = missing_capabilities(backend, match.requirements)
+            if missing:
+                raise refuse_missing(backend.name, backend.capabilities.arch, missing)
+            specs = hooks.cache_specs(owner, match, config)
+            hints = hooks.scheduler_hints([owner, selection.record, *extensions], match, backend, config)
+            resolve_max_model_len(config, hints)  # a model allocates for the length that it is given
+            model = hooks.model_create(owner, match, config, backend)
+            draft_length(config, hints, model)  # a wrong length is told before weights are read
+            _load(owner, model, card.path, config)
     except BaseException:
         if backend is not None:
             backend.close()

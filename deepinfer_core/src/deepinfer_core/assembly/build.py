@@ -15,6 +15,7 @@ from deepinfer_core.assembly.model_length import resolve_max_model_len
 from deepinfer_core.assembly.native_core import make_core
 from deepinfer_core.assembly.parts import Parts
 from deepinfer_core.assembly.prefix import check_prefix_cache, fingerprint
+from deepinfer_core.assembly.setting_names import settings_named_as_written
 from deepinfer_core.assembly.speculation import check_sampler, draft_length, reserve
 from deepinfer_core.calibration import check_target
 from deepinfer_core.calibration.engine_facts import budget_of, curve_for
@@ -77,6 +78,11 @@ def size_engine(parts: Parts, tokenizer: Tokenizer) -> Sizes:
 
     Raises CapacityError when the caches of one sequence do not fit, ConfigError for settings that contradict the model.
     """
+    with settings_named_as_written(parts.config):
+        return _sizes(parts, tokenizer)
+
+
+def _sizes(parts: Parts, tokenizer: Tokenizer) -> Sizes:
     config, hints = parts.config, parts.hints
     num_draft = draft_length(config, hints, parts.model)
     _check_overlap(config, parts.backend, num_draft)

@@ -81,11 +81,11 @@ def plan_pools(
     least = MIN_UNITS * (block + swa + state + sequence_bytes)
     if least > kv_memory:
         raise CapacityError(
-            f"the caches of one sequence need {_at_least(least)}, --kv-memory is {_at_most(kv_memory)}",
+            f"the caches of one sequence need {_at_least(least)}, kv_memory is {_at_most(kv_memory)}",
             reason=f"2 units of each pool: block {block:,} B, swa slot {swa:,} B, state slot {state:,} B"
             + (f"; drafts {sequence_bytes:,} B" if sequence_bytes else ""),
             remedy=f"set --kv-memory to {_at_least(least)} or more",
-            details={"needed_bytes": least, "available_bytes": kv_memory},
+            details={"field": "kv_memory", "needed_bytes": least, "available_bytes": kv_memory},
         )
     wanted = int(SLOT_FACTOR * max_num_seqs) + 1
     slots = wanted

@@ -26,5 +26,9 @@ def resolve_max_model_len(config: EngineConfig, hints: SchedulerHints) -> int:
             details={"field": "max_model_len", "value": asked, "limit": limit},
         )
     if asked < 2:
-        raise ConfigError("max_model_len 1 leaves no room for an answer", remedy="set --max-model-len to 2 or more")
+        raise ConfigError(
+            "max_model_len 1 leaves no room for an answer",
+            remedy="set --max-model-len to 2 or more",
+            details={"field": "max_model_len", "value": asked},
+        )
     return asked

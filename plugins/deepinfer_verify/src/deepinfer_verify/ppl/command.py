@@ -96,7 +96,7 @@ def _measured(config: EngineConfig, workloads: list[Workload]) -> Iterator[Entry
     fingerprint = cache(model_fingerprint)
     said: set[str] = set()
     for workload in workloads:
-        settings, left_out = settings_for(config, workload.settings)
+        settings, left_out = settings_for(config, workload.settings, origins=workload.origins)
         say_left_out(left_out, said)
         with load_llm(settings, SamplingParams()) as llm:
             yield measure(llm, workload, fingerprint(llm.assembly.card.path))

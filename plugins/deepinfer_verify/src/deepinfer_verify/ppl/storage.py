@@ -79,6 +79,8 @@ def _locked(path: Path) -> Iterator[None]:
         raise _unusable(path, "write", NotADirectoryError(errno.ENOTDIR, f"{path.parent} is no folder"))
     lock = FileLock(path.parent / f".{path.name}.lock", timeout=LOCK_TIMEOUT_S)
     try:
+        # The library waits where a lock cannot be made, as for one that another process holds: so it is made here.
+        os.close(os.open(lock.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
         lock.acquire()
     except Timeout as err:
         raise BaselineError(

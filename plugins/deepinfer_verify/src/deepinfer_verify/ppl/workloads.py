@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from attrs import frozen
+from attrs import field, frozen
 
+from deepinfer_core.config import settings_by_key
 from deepinfer_core.errors import CommandUsageError, InvalidInputFile
 from deepinfer_core.settings import did_you_mean
 
@@ -53,6 +55,8 @@ class Workload:
     """``exact``: FP32 throughout, so another order of the same sums moves results by rounding only. ``released``: the
     model's own rounding, where the last bit of a sum may decide the code of a value, so that machines of another kind
     differ by percents."""
+    origins: Mapping[str, str] = field(factory=dict, eq=False, repr=False)
+    """Key -> where its value is written, as the origin of a setting (``EngineConfig.origin``)."""
 
     @property
     def length(self) -> int:
@@ -129,9 +133,10 @@ def find_workload(name: str) -> Workload:
 
 
 def read_workload(path: Path) -> Workload:
-    """Raises InvalidInputFile, which names file and key."""
+    """Raises InvalidInputFile, which names file, line and key."""
     try:
-        table = tomllib.loads(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        table = tomllib.loads(text)
     except OSError as err:
         raise _refused(path, f"cannot read the workload {path}", err.strerror or str(err)) from err
     except (ValueError, RecursionError) as err:
@@ -139,17 +144,32 @@ def read_workload(path: Path) -> Workload:
     for key in KEYS:
         if key not in table:
             raise _refused(path, f"the workload {path} has no {key}", f"it needs {', '.join(KEYS)}")
-    for key in table:
+    places = {key: f"{path}{_line(text, key)}" for key in table}
+    for key, place in places.items():
         if key not in KEYS:
-            raise _refused(path, f"the workload {path} has an unknown key {key!r}", f"known: {', '.join(KEYS)}")
+            raise _refused(path, f"the workload {place} has an unknown key {key!r}", f"known: {', '.join(KEYS)}")
     for key, least in COUNTS.items():
-        value = table[key]
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise _refused(path, f"{key} = {value!r} in the workload {path}", f"an integer of at least {least}")
+        value, most = table[key], _most(key)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= (most or value):
+            reason = f"an integer of at least {least}" if most is None else f"an integer from {least} to {most}"
+            raise _refused(path, f"{key} = {value!r} in the workload {places[key]}", reason)
     if table["arithmetic"] not in get_args(Arithmetic):
         reason = f"one of {', '.join(get_args(Arithmetic))}"
-        raise _refused(path, f"arithmetic = {table['arithmetic']!r} in the workload {path}", reason)
-    return Workload(**{**table, "name": path.stem, "text": _text(path, table["text"])})
+        raise _refused(path, f"arithmetic = {table['arithmetic']!r} in the workload {places['arithmetic']}", reason)
+    origins = {key: f"file {place}" for key, place in places.items()}
+    return Workload(**{**table, "name": path.stem, "text": _text(path, table["text"]), "origins": origins})
+
+
+def _line(text: str, key: str) -> str:
+    """``, line 4``, where ``key`` stands at the beginning of one line; a file that writes it otherwise has no such."""
+    starts = [match.start() for match in re.finditer(rf"""(?m)^[ \t]*["']?{re.escape(key)}["']?[ \t]*=""", text)]
+    return f", line {text.count(chr(10), 0, starts[0]) + 1}" if len(starts) == 1 else ""
+
+
+def _most(key: str) -> int | None:
+    """The largest value, of a key that is a setting of the engine too."""
+    declared = settings_by_key().get(key)
+    return declared.maximum if declared is not None else None
 
 
 def _text(path: Path, name: Any) -> str:
