@@ -29,6 +29,18 @@ def test_record_of_an_editable_installation_shows_its_whole_folder_and_asks_its_
     assert record.remedy_for("reinstall it") == f"correct it in {home}, or leave it out with --no-plugin toy"
 
 
+@pytest.mark.parametrize("kind", ["backend", "grammar"])
+def test_record_of_a_plugin_that_this_host_cannot_use_says_so_where_it_is_listed(site, kind):
+    site.add("toy", TRAP, kind=kind, table='requires = { modules = ["no_such_library"] }')
+    record = site.record(kind, "toy")
+    assert (record.state, record.unmet) == ("found", "needs the Python package no_such_library")
+    assert record.detail == "cannot be used here: needs the Python package no_such_library"
+    [listed] = [row for row in json.loads(site.run("plugins", "toy", "--json").stdout)["plugins"]]
+    assert (listed["unmet"], listed["detail"]) == (record.unmet, record.detail)
+    told = site.run("doctor", f"{kind}:toy").stdout
+    assert f"acme-toy 1.0 {record.detail}" in told
+
+
 @pytest.mark.parametrize(
     ("api", "state"), [(">=1.0,<2", "found"), (">=0.4,<1", "incompatible"), (">=99", "incompatible")]
 )

@@ -121,6 +121,7 @@ def _command_line(command: PluginCommand) -> str:
 def describe(record: PluginRecord, commands: Sequence[PluginCommand] = ()) -> str:
     """Everything known about one plugin, one field a line."""
     data = {key: value for key, value in record_data(record, commands).items() if value not in ("", [], {}, None)}
+    data.pop("unmet", None)  # its detail says it
     width = max(len(key) for key in data)
     return "\n".join(f"{key.ljust(width)}  {_as_text(value)}" for key, value in data.items())
 
@@ -146,6 +147,7 @@ def record_data(record: PluginRecord, commands: Sequence[PluginCommand] = ()) ->
         "distribution": record.distribution,
         "version": record.version,
         "state": record.state,
+        "unmet": record.unmet,
         "detail": record.detail,
         "location": str(record.folder) if record.folder else None,
         "editable": record.editable,

@@ -17,7 +17,7 @@ from deepinfer_core.plugins.child import ChildResult, run_children
 from deepinfer_core.plugins.lock import LockedPlugin, as_data
 from deepinfer_core.plugins.probe import ProbeOutcome, probe_all
 from deepinfer_core.plugins.record import PluginRecord
-from deepinfer_core.plugins.selection import arch_problem, unmet_requires, unusable_reason, unusable_remedy
+from deepinfer_core.plugins.selection import arch_problem, unusable_reason, unusable_remedy
 
 _TASKS = "deepinfer_core.doctor.child_tasks"
 
@@ -51,7 +51,7 @@ def plugin_findings(
     :param needed: Keys of plugins whose problems count.
     :param trace: Write a line for each hook call.
     """
-    unmet = {id(r): unmet_requires(r.table.requires) for r in records if r.usable}
+    unmet = {id(r): r.unmet for r in records}
     # One that is named is asked all the same: its own checks say more than that a file is not there.
     to_load = [r for r in records if r.usable and (not unmet[id(r)] or r.key in needed)]
     loaded = dict(zip(map(id, to_load), _load_all(to_load, limits.load, trace), strict=True))
@@ -71,7 +71,7 @@ def plugin_findings(
     for record in records:
         # One that cannot have a name (it takes that of another, or gives way) is not needed where another one has it.
         is_needed = record.key in needed and (record.usable or record.key not in served)
-        findings.append(_static(record, is_needed, unmet.get(id(record), "")))
+        findings.append(_static(record, is_needed, unmet[id(record)]))
         result = loaded.get(id(record))
         if result is not None:
             findings += _import(record, result, is_needed)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from deepinfer_core.errors import DeepInferError, NotSupported, PluginConflict
 from deepinfer_core.plugins.manager import PluginManager
 from deepinfer_core.plugins.record import PluginRecord
-from deepinfer_core.plugins.selection import unmet_requires
 
 FIRST_CHOICE = "xgrammar"
 INSTALL = (
@@ -31,7 +30,7 @@ def choose_grammar_engine(manager: PluginManager) -> PluginRecord:
     refused: list[str] = []
     usable: list[PluginRecord] = []
     for record in manager.registry.of_kind("grammar", usable=False):
-        unmet = unmet_requires(record.table.requires) if record.usable else record.note or record.reason
+        unmet = record.unmet if record.usable else record.note or record.reason
         if unmet:
             refused.append(f"{record.origin}: {unmet}")
         else:

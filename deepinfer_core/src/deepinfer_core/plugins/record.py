@@ -20,6 +20,7 @@ from typing import Literal
 from attrs import define
 
 from deepinfer_core.errors import DeepInferError
+from deepinfer_core.plugins.host import unmet_requires
 from deepinfer_core.plugins.manifest import Manifest, PluginTable
 
 State = Literal["found", "loaded", "disabled", "invalid", "incompatible", "conflict", "shadowed", "failed"]
@@ -81,9 +82,16 @@ class PluginRecord:
         return self.state in ("invalid", "incompatible", "conflict", "failed")
 
     @property
+    def unmet(self) -> str:
+        """Why a plugin with nothing wrong cannot be used on this host, by its manifest; empty where it can."""
+        return unmet_requires(self.table.requires) if self.usable else ""
+
+    @property
     def detail(self) -> str:
-        """One cell of a table: the summary, or what is wrong."""
-        return self.table.summary if self.usable else self.note or self.reason
+        """One cell of a table: the summary, or what is wrong, or what this host lacks."""
+        if not self.usable:
+            return self.note or self.reason
+        return f"cannot be used here: {self.unmet}" if self.unmet else self.table.summary
 
     @property
     def contracts(self) -> list[str]:

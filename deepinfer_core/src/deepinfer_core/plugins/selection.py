@@ -10,9 +10,6 @@ The result and its reason are one line that the command prints.
 
 from __future__ import annotations
 
-import glob
-import platform
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -28,10 +25,8 @@ from deepinfer_core.errors import (
     UnsupportedFormat,
     UnsupportedOp,
 )
-from deepinfer_core.plugins.discovery import package_folders
 from deepinfer_core.plugins.emulation import BANNER, emulated_record
 from deepinfer_core.plugins.manager import PluginManager
-from deepinfer_core.plugins.manifest import Requires
 from deepinfer_core.plugins.probe import ProbeOutcome, probe_all
 from deepinfer_core.plugins.record import PluginRecord
 from deepinfer_core.plugins.requirements import Missing, features_met, missing_claims
@@ -106,7 +101,7 @@ def _automatic(manager: PluginManager, requirements: Requirements, prober: Probe
     refused: list[tuple[str, str]] = []
     to_probe: list[PluginRecord] = []
     for record in candidates:
-        unmet = unmet_requires(record.table.requires)
+        unmet = record.unmet
         if unmet:
             refused.append((record.name, unmet))
         else:
@@ -201,18 +196,6 @@ def _none_usable(
 def _listed(refused: Sequence[tuple[str, str]]) -> str:
     """One line for each backend, aligned below ``reason:``."""
     return "\n          ".join(f"{name}: {reason}" for name, reason in refused)
-
-
-def unmet_requires(requires: Requires) -> str:
-    """Which static condition of a manifest does not hold on this host; empty when all do."""
-    if requires.os and not any(sys.platform.startswith(name) for name in requires.os):
-        return f"needs {' or '.join(requires.os)}, this is {sys.platform}"
-    if requires.machine and platform.machine() not in requires.machine:
-        return f"needs a {' or '.join(requires.machine)} processor, this is {platform.machine()}"
-    if requires.any_path and not any(glob.glob(pattern) for pattern in requires.any_path):
-        return f"no {' or '.join(requires.any_path)} here"
-    absent = [name for name in requires.modules if not package_folders(name.partition(".")[0])]
-    return f"needs the Python package{'s' if len(absent) > 1 else ''} {', '.join(absent)}" if absent else ""
 
 
 def unusable_reason(outcome: ProbeOutcome) -> str:
