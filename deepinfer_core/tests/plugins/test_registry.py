@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
+from importlib import metadata
 
 import pytest
 
+from deepinfer_core.doctor.settings_checks import warning_findings
+from deepinfer_core.plugins import discovery
 from deepinfer_core.plugins.registry import Registry
 
 TRAP = "import pathlib\npathlib.Path(__file__).with_name('imported').write_text('yes')\n"
@@ -35,7 +40,7 @@ def test_record_of_a_plugin_that_this_host_cannot_use_says_so_where_it_is_listed
     record = site.record(kind, "toy")
     assert (record.state, record.unmet) == ("found", "needs the Python package no_such_library")
     assert record.detail == "cannot be used here: needs the Python package no_such_library"
-    [listed] = [row for row in json.loads(site.run("plugins", "toy", "--json").stdout)["plugins"]]
+    [listed] = json.loads(site.run("plugins", "toy", "--json").stdout)["plugins"]
     assert (listed["unmet"], listed["detail"]) == (record.unmet, record.detail)
     told = site.run("doctor", f"{kind}:toy").stdout
     assert f"acme-toy 1.0 {record.detail}" in told
@@ -218,7 +223,65 @@ def test_registry_with_a_damaged_neighbour_still_finds_the_others(site):
     done = site.run("plugins")
     assert done.returncode == 0
     assert "acme-toy 1.0" in done.stdout
-    assert "damaged-1.0.dist-info is damaged" in done.stderr
+    assert done.stderr.startswith(
+        "deepinfer: W_METADATA: the plugins of damaged 1.0, if it has any, are left out: "
+        f"entry_points.txt in {damaged} cannot be read: "
+    )
+    assert done.stderr.endswith("; pip install --force-reinstall damaged, or make the file readable\n")
+
+
+@pytest.mark.parametrize("closed", ["file", "folder", "no file"])
+def test_entry_points_that_must_not_be_read_are_told_where_the_scan_takes_them_for_absent(site, monkeypatch, closed):
+    site.add("toy")
+    home = site.folder / "acme_toy-1.0.dist-info"
+    entries = home / "entry_points.txt"
+    if closed == "no file":
+        entries.unlink()
+        entries.mkdir()
+    real_stat, real_access = os.stat, os.access  # root may read everything
+
+    def stat(path, *rest, **options):
+        if closed == "folder" and path == entries:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real_stat(path, *rest, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != entries and real_access(path, mode))
+    monkeypatch.setattr(metadata, "distributions", lambda: [metadata.PathDistribution(home)])
+    monkeypatch.setattr(discovery, "_scan", lambda: ())  # it went through
+    discovery.unread_distributions.cache_clear()
+    try:
+        [warning] = discovery.unread_distributions()
+    finally:
+        discovery.unread_distributions.cache_clear()  # what it keeps is of this folder
+    reason = "it is no file" if closed == "no file" else "Permission denied"
+    assert warning == (
+        f"W_METADATA: the plugins of acme-toy 1.0, if it has any, are left out: entry_points.txt in {home} cannot be "
+        f"read: {reason}; pip install --force-reinstall acme-toy, or make the file readable"
+    )
+    [finding] = warning_findings([warning])
+    assert (finding.area, finding.code) == ("core", "W_METADATA")
+    assert finding.remedy == "pip install --force-reinstall acme-toy, or make the file readable"
+
+
+def test_registry_of_a_record_of_installation_that_is_no_text_is_no_traceback(site):
+    site.add("toy")
+    (site.folder / "acme_toy-1.0.dist-info" / "direct_url.json").write_bytes(b"\xff\xfe")
+    assert not site.record("backend", "toy").editable
+
+
+def test_plugin_without_a_name_is_told_by_its_distribution(site):
+    site.add("toy")
+    entries = site.folder / "acme_toy-1.0.dist-info" / "entry_points.txt"
+    entries.write_text("[deepinfer.backends]\n =\n[deepinfer.manifest]\nacme-toy = acme_toy:deepinfer.toml\n")
+    assert site.record("backend", "").state == "invalid"
+    assert "(run: deepinfer doctor acme-toy)" in site.run("plugins").stdout
+
+
+def test_entry_point_that_names_no_module_is_told_as_that(site):
+    site.add("toy", manifest_entry=False)
+    (site.folder / "acme_toy-1.0.dist-info" / "entry_points.txt").write_text("[deepinfer.backends]\ntoy =\n")
+    assert site.record("backend", "toy").detail == "its entry point is '', which names no module"
 
 
 def test_registry_of_installed_distributions_lists_the_first_party_plugins(site):

@@ -106,7 +106,7 @@ def as_table(records: Sequence[PluginRecord], commands: Sequence[PluginCommand] 
     ]
     widths = [max(len(row[column]) for row in [_HEADER, *rows]) for column in range(len(_HEADER))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [_HEADER, *rows]]
-    faulty = [record.name for record in records if record.faulty]
+    faulty = [record.name or record.distribution for record in records if record.faulty]
     summary = f"{len(records)} plugin{'' if len(records) == 1 else 's'}"
     if faulty:
         summary += f", {len(faulty)} unusable (run: deepinfer doctor {faulty[0]})"

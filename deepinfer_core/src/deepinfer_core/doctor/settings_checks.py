@@ -49,6 +49,10 @@ def warning_findings(warnings: Iterable[str]) -> tuple[Finding, ...]:
     findings = []
     for line in warnings:
         code, _, text = line.partition(": ")
+        if code == "W_METADATA":  # its remedy stands behind it
+            text, _, remedy = text.rpartition("; ")
+            findings.append(Finding("core", "metadata", "note", text, code=code, remedy=remedy))
+            continue
         remedy = "correct the name, or unset it" if code == "W_ENV" else "correct the name, or remove it"
         findings.append(Finding(AREA, "name", "note", text, code=code, remedy=remedy))
     return tuple(findings)

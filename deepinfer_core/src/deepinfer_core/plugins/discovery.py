@@ -5,18 +5,23 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import logging
+import os
+import stat
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from attrs import frozen
 
 LOG = logging.getLogger("deepinfer.plugins")
+ENTRY_POINTS = "entry_points.txt"
 MANIFEST_GROUP = "deepinfer.manifest"
 KIND_OF_GROUP = {
     "deepinfer.backends": "backend",
@@ -49,26 +54,72 @@ class Found:
 def installed_entry_points() -> tuple[metadata.EntryPoint, ...]:
     """Our entry points of the environment, distributions de-duplicated. Read once in a process."""
     groups = (MANIFEST_GROUP, *KIND_OF_GROUP)
-    try:
-        scanned = metadata.entry_points()
-    except Exception as exc:  # one damaged entry_points.txt, of whatever package, stops the whole scan
-        LOG.debug("scanning one by one, because the scan failed: %s", exc)
+    scanned = _scan()
+    if scanned is None:
         return tuple(entry for entry in _one_by_one() if entry.group in groups)
     return tuple(entry for group in groups for entry in scanned.select(group=group))
 
 
+@functools.cache
+def _scan() -> Any:  # metadata.EntryPoints | None; the declared interface is another one before Python 3.12
+    """All entry points; None where one damaged entry_points.txt, of whatever package, stops the whole scan."""
+    try:
+        return metadata.entry_points()
+    except Exception as exc:
+        LOG.debug("scanning one by one, because the scan failed: %s", exc)
+        return None
+
+
 def _one_by_one() -> Iterator[metadata.EntryPoint]:
-    """The same, leaving out distributions that cannot be read; each is named in the log."""
+    """The same, leaving out distributions that cannot be read."""
     seen: set[str] = set()
     for dist in metadata.distributions():
-        try:
-            entries, (name, _) = list(dist.entry_points), _name_and_version(dist)
-        except Exception as exc:
-            LOG.warning("the metadata in %s is damaged: %s", getattr(dist, "_path", "an unknown place"), exc)
-            continue
-        if name not in seen:  # the first one on the path is the one that imports find
-            seen.add(name)
-            yield from entries
+        name, _ = _name_and_version(dist)
+        if name not in seen and not _parse_problem(dist):
+            seen.add(name)  # the first one on the path is the one that imports find
+            yield from dist.entry_points
+
+
+@functools.cache
+def unread_distributions() -> tuple[str, ...]:
+    """A warning for each distribution whose entry points cannot be read: its plugins, if it has any, are missing.
+
+    ``importlib.metadata`` takes a file that it must not read for one that is not there.
+    """
+    warnings = []
+    damaged = _scan() is None
+    for dist in metadata.distributions():
+        path = getattr(dist, "_path", None)
+        reason = _unreadable(path / ENTRY_POINTS) if isinstance(path, Path) else ""
+        reason = reason or (_parse_problem(dist) if damaged else "")
+        if reason:
+            name, version = _name_and_version(dist)
+            warnings.append(
+                f"W_METADATA: the plugins of {name} {version}, if it has any, are left out: {ENTRY_POINTS} in "
+                f"{path or 'an unknown place'} cannot be read: {reason}; pip install --force-reinstall {name}, or make "
+                "the file readable"
+            )
+    return tuple(warnings)
+
+
+def _parse_problem(dist: metadata.Distribution) -> str:
+    try:
+        list(dist.entry_points)
+    except Exception as exc:
+        return str(exc) or type(exc).__name__
+    return ""
+
+
+def _unreadable(path: Path) -> str:
+    """Why a file that is there cannot be read; empty where it can, or where there is none."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return "it is no file"
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as err:
+        return err.strerror or str(err)
+    return "" if os.access(path, os.R_OK) else os.strerror(errno.EACCES)
 
 
 def discover(entries: Iterable[metadata.EntryPoint] | None = None) -> tuple[list[Found], dict[str, list[str]]]:
@@ -129,12 +180,9 @@ def editable_folder(dist: metadata.Distribution) -> Path | None:
 
 
 def _direct_url(dist: metadata.Distribution) -> dict[str, object]:
-    text = dist.read_text("direct_url.json")
-    if text is None:
-        return {}
     try:
-        record = json.loads(text)
-    except (ValueError, RecursionError):
+        record = json.loads(dist.read_text("direct_url.json") or "{}")
+    except (OSError, ValueError, RecursionError):  # of ValueError also bytes that are no UTF-8
         return {}
     return record if isinstance(record, dict) else {}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import DeepInferError, ManifestError, PluginLockError, PluginMissing
 from deepinfer_core.plugins.conflicts import settle_conflicts
-from deepinfer_core.plugins.discovery import Found, discover, package_folders
+from deepinfer_core.plugins.discovery import Found, discover, package_folders, unread_distributions
 from deepinfer_core.plugins.lock import PluginLock
 from deepinfer_core.plugins.lock_check import apply_lock
 from deepinfer_core.plugins.manifest import Manifest, PluginTable, read_manifest
@@ -43,17 +43,18 @@ class Registry:
         Raises PluginLockError for a file of ``plugins.lock`` that is none.
 
         :param entries: Entry points to use in place of the installed ones.
-        :param warn: Gets a line for each setting that names a plugin that is not installed (``W_PLUGIN``); None:
-            standard error does.
+        :param warn: Gets a line for each setting that names a plugin that is not installed (``W_PLUGIN``), and for each
+            distribution whose entry points cannot be read (``W_METADATA``); None: standard error does.
         """
         found, manifest_values = discover(entries)
+        unread = unread_distributions() if entries is None else ()
         manifests = _read_manifests(found, manifest_values)
         records = [_record(item, manifests[item.distribution]) for item in found]
         for record in records:
             check_static(record, manifests[record.distribution], config.plugins)
         problems = apply_lock(records, PluginLock.read(Path(config.plugins.lock))) if config.plugins.lock else []
         settle_conflicts(records, config.plugins)
-        for line in unmatched_names(records, config.plugins):
+        for line in (*unread, *unmatched_names(records, config.plugins)):
             if warn is not None:
                 warn(line)
             else:

@@ -100,6 +100,12 @@ def _not_there(record: PluginRecord) -> ManifestError | None:
             remedy=f"pip install it from where it is now, or pip uninstall {record.distribution}",
         )
     package = record.entry.value.partition(":")[0].partition(".")[0].strip()
+    if not package:
+        return ManifestError(
+            f"its entry point is {record.entry.value!r}, which names no module",
+            reason=f"{record.entry.name} in group {record.entry.group} of its metadata",
+            remedy=f"ask the authors of {record.distribution}, or pip uninstall it",
+        )
     if PathFinder.find_spec(package) is not None:
         return None  # a module, which is told as such
     return ManifestError(
