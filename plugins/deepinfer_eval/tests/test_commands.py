@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -207,13 +206,6 @@ def test_score_of_a_file_that_grows_leaves_out_half_a_line(
 def test_confidence_outside_its_range_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("score", "a.jsonl", "--confidence", "95") == 2
     assert "confidence is 95.0" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("out", ["/dev/null", "/dev/full", "pipe"])
-def test_answers_are_kept_in_files_only(dataset: Path, capsys: pytest.CaptureFixture[str], out: str) -> None:
-    os.mkfifo("pipe")
-    assert run("generate", str(dataset), "--out", out, *GENERATE) == 2
-    assert f"E_USAGE: {out} is no file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("out", ["a.jsonl", "./a.jsonl", "link.jsonl"])

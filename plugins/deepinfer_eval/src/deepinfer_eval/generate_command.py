@@ -22,10 +22,10 @@ from deepinfer_core.commands import (
     thinking_options,
 )
 from deepinfer_core.errors import EXIT_OK, EXIT_SOME_FAILED, CommandUsageError, InvalidInputFile
+from deepinfer_eval.answer_stream import is_standard_output, open_answers
 from deepinfer_eval.answers import Header
 from deepinfer_eval.asking import PLACE, Asker, still_to_ask
 from deepinfer_eval.dataset import read_dataset
-from deepinfer_eval.journal import Journal
 from deepinfer_eval.resuming import require_same_parts, require_same_run
 from deepinfer_eval.scorer_names import as_record, scorer_of_options
 
@@ -63,6 +63,9 @@ def generate(
 ) -> int:
     """Answer each item of DATASET, -n times, into the file of --out, each answer as soon as it is whole.
 
+    A pipe or a device gets them too, in order; no run goes on from there. Where --out is standard output, the line
+    that counts the answers goes to standard error.
+
     DATASET has one JSON object per line: question, answer, and maybe id and scorer. The same command goes on where one
     stopped, whatever stopped it: no answer is lost or asked for twice, and each has the seed that it would have had.
     Without --max-tokens an answer ends after 2048 tokens at the latest, in a chat after as many as LLM.chat allows.
@@ -81,7 +84,8 @@ def generate(
     asker = Asker(items, params, config.seed or 0, _template(template), chat, has_limit="max_tokens" in given)
     _check_expected(config, items, named)
     with ExitStack() as stack:
-        journal = stack.enter_context(Journal(out))
+        journal = open_answers(out)
+        stack.callback(journal.close)
         parts: dict[str, Any] = {"dataset": items.as_record(), "samples": params.n, "parameters": _parameters(asker)}
         begun = journal.found.header
         if begun is not None:
@@ -189,12 +193,13 @@ def _tell(
     state: CommandState, config: EngineConfig, there: int, asker: Asker, written: int, failed: int, out: str
 ) -> None:
     total = asker.params.n * len(asker.dataset.items)
+    stream = sys.stderr if is_standard_output(out) else sys.stdout
     if state.json:
         record: dict[str, object] = {"answers": there, "total": total, "written": written, "failed": failed, "out": out}
         if config.emulate:
             record["emulated"] = True
-        sys.stdout.buffer.write(json_line(record))
+        stream.write(json_line(record).decode("utf-8"))
     else:
         text = f"{there} of {total} answers in {out}, {written} of them new"
-        sys.stdout.write(text + (f"; {failed} failed\n" if failed else "\n"))
-    sys.stdout.flush()
+        stream.write(text + (f"; {failed} failed\n" if failed else "\n"))
+    stream.flush()

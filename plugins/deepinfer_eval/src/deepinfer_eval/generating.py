@@ -1,4 +1,4 @@
-"""Answers from an engine into a journal, each as soon as it is whole.
+"""Answers from an engine into a journal or a stream, each as soon as it is whole.
 
 An answer that fails is told and not written: the next run asks for it again, and a score says that it is missing.
 """
@@ -14,12 +14,13 @@ from attrs import define
 from deepinfer_core.commands import Progress
 from deepinfer_core.interrupts import HeldInterrupt
 from deepinfer_eval.asking import Ask, Asker
-from deepinfer_eval.journal import Journal
 from deepinfer_eval.scorer_names import as_record
 
 if TYPE_CHECKING:
     from deepinfer_core.llm import LLM
     from deepinfer_core.requests.request import Request
+    from deepinfer_eval.answer_stream import AnswerStream
+    from deepinfer_eval.journal import Journal
 
 
 @define
@@ -28,7 +29,7 @@ class Generation:
 
     llm: LLM
     asker: Asker
-    journal: Journal
+    journal: Journal | AnswerStream
     trace: Callable[[BaseException], None]
     """Shows where an error came from, where a person asked for that."""
     written: int = 0

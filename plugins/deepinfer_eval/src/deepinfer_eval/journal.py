@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import fcntl
 import os
-import stat
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from deepinfer_core.cli.streams import same_file
 from deepinfer_core.commands import json_line
-from deepinfer_core.errors import CommandUsageError, OutputError
+from deepinfer_core.errors import OutputError
 from deepinfer_eval.answers import Answers, Header, parse_answers
 
 
 class Journal:
     """The file at ``path``, opened, locked and read; it is made if it is not there.
 
-    :raises CommandUsageError: it is no file, but a device or a pipe.
     :raises OutputError: it cannot be opened, or another process writes it.
     :raises InvalidInputFile: it is no file of answers; it stays as it is.
     """
@@ -35,7 +35,6 @@ class Journal:
                 f"cannot write {path}", reason=err.strerror or str(err), remedy="check --out", details={"path": path}
             ) from err
         try:
-            self._require_file()
             self._lock()
             with os.fdopen(os.dup(self._fd), "rb") as stream:
                 stream.seek(0)
@@ -44,16 +43,6 @@ class Journal:
             os.close(self._fd)
             raise
         self._length = self.found.whole_bytes
-
-    def _require_file(self) -> None:
-        """A device or a pipe keeps nothing, so that nothing could go on from it."""
-        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-            raise CommandUsageError(
-                f"{self.path} is no file",
-                reason="answers are kept there, and read again by the next run and by eval score",
-                remedy="give the path of a file to --out",
-                details={"path": self.path},
-            )
 
     def begin(self, header: Header) -> None:
         """Cut off half a line, and write the header if the file has none."""
@@ -78,6 +67,7 @@ class Journal:
                 details={"path": self.path},
             ) from err
         self._length = os.lseek(self._fd, 0, os.SEEK_END)
+        self._move_standard_streams()
 
     def close(self) -> None:
         """Bring all of it to the disk. Idempotent."""
@@ -95,6 +85,13 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _move_standard_streams(self) -> None:
+        """``--out /dev/stdout > FILE``: what the stream itself gets comes behind the answers, not over them."""
+        for number in (1, 2):
+            with suppress(OSError):
+                if same_file(number, self._fd):
+                    os.lseek(number, 0, os.SEEK_END)
 
     def _lock(self) -> None:
         try:
