@@ -173,7 +173,7 @@ def contracts(session: nox.Session) -> None:
     """Generated files are what the schemas and the code say."""
     session.install(*built(session, *TORCHLESS), "click==8.5.1")  # commands.md holds help as this version wraps it
     # For the tables of structured-output.md and the help of commands that plugins bring; nothing of it imports torch.
-    torchless = [f"./plugins/deepinfer_{name}" for name in ("samplers", "bench", "verify", "eval")]
+    torchless = [f"./plugins/deepinfer_{name}" for name in ("samplers", "bench", "verify", "eval", "v41")]
     session.install("--no-deps", *built(session, *torchless))
     session.run("python", "contracts/generate.py", "--check")
     session.run("python", "docs/generate_reference.py", "--check")

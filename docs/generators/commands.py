@@ -11,7 +11,7 @@ from deepinfer_core.cli.root import root
 from generators.markdown import NOTICE
 
 HELP_WIDTH = 100
-PLUGINS = ("deepinfer_bench", "deepinfer_eval", "deepinfer_verify")
+PLUGINS = ("deepinfer_bench", "deepinfer_eval", "deepinfer_v41", "deepinfer_verify")
 """Their commands are imported without torch."""
 
 

@@ -67,3 +67,14 @@ def test_fragments_have_names_that_the_changelog_takes():
         assert re.fullmatch(r"[a-z0-9-]+", topic), fragment.name
         assert kind in TYPES, fragment.name
         assert fragment.read_text("utf-8").strip(), fragment.name
+
+
+def test_reference_has_every_command_of_our_plugins():
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text("utf-8")
+    declared = []
+    for manifest in sorted(ROOT.glob("plugins/*/src/*/deepinfer.toml")):
+        for tables in tomllib.loads(manifest.read_text("utf-8")).values():
+            if isinstance(tables, list):
+                declared += [command["name"] for table in tables for command in table.get("commands", ())]
+    assert declared
+    assert [name for name in declared if f"\n## deepinfer {name}\n" not in page] == []

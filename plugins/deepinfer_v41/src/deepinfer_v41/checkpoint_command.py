@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
@@ -15,8 +15,10 @@ from deepinfer_core.errors import EXIT_MODEL, EXIT_OK, DeepInferError, ModelErro
 from deepinfer_core.text.tokenizer import Tokenizer
 from deepinfer_core.types import ModelCard
 from deepinfer_v41.config import ARCHITECTURE, V41Config
-from deepinfer_v41.weights.inventory import Inventory, Part, take_inventory
 from deepinfer_v41.weights.problems import MAX_SHOWN
+
+if TYPE_CHECKING:
+    from deepinfer_v41.weights.inventory import Inventory, Part
 
 
 @click.command("checkpoint")
@@ -30,6 +32,8 @@ def checkpoint(state: CommandState, folder: str, headers_only: bool) -> int:
     Every problem of the files is listed, those that would keep the model from loading. No weights are read. Exit
     status: 0 nothing is wrong, 4 problems, or no V4.1 checkpoint.
     """
+    from deepinfer_v41.weights.inventory import take_inventory  # torch: help and reference do without
+
     card = read_model_card(folder)
     if card.architecture != ARCHITECTURE:
         raise ModelError(
