@@ -259,4 +259,9 @@ MUTANTS = [
         },
     ),
     *faults_of(FORMAT, {"weights left in ND": argument(1, lambda _: 2)}),
+    made(
+        "an emulation that does not say what cpu computes",
+        ("backend/test_op_table.py", "plan"),
+        replaced("backend", "capabilities", lambda op: lambda plain=(), **facts: op(**facts)),
+    ),
 ]

@@ -121,6 +121,10 @@ def _capabilities_of_cpu(arguments: dict[str, Any]) -> None:
     arguments["capabilities"] = attrs.evolve(arguments["capabilities"], name="cpu")
 
 
+def _emulated_unasked(arguments: dict[str, Any]) -> None:
+    arguments["capabilities"] = attrs.evolve(arguments["capabilities"], emulated=True)
+
+
 def _ops_of_cpu(arguments: dict[str, Any]) -> None:
     arguments["provider"] = "deepinfer-cpu"
 
@@ -231,6 +235,7 @@ MUTANTS = [
     Mutant(name="claim_that_is_not_there", claims=("feature:graphs",), caught_by=_ABLE),
     Mutant(name="feature_that_is_not_claimed", change=_feature_unclaimed, caught_by=_ABLE),
     Mutant(name="capabilities_of_another_backend", change=_capabilities_of_cpu, caught_by=_ABLE),
+    Mutant(name="emulation_that_nobody_asked_for", change=_emulated_unasked, caught_by=_ABLE),
     Mutant(name="claimed_op_that_is_not_there", claims=("op:attn.fused_decode",), caught_by=_TABLE),
     Mutant(name="required_ops_of_cpu", change=_ops_of_cpu, arch="acme1", caught_by=_TABLE),
     Mutant(name="op_with_another_argument", op="norm.rms", make=_argument_renamed, caught_by=_TABLE),

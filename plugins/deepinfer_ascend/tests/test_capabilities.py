@@ -29,3 +29,20 @@ def test_record_is_that_of_an_ascend_950():
     assert record.features <= set(FEATURES)
     assert "not executed" in record.notes
     assert attrs.asdict(record)
+
+
+def test_an_emulation_names_what_plain_ops_compute(monkeypatch):
+    """Without lowered kernels some required ops; with them none."""
+    from emulated_backend import emulated
+
+    from deepinfer_ascend.jit import serving
+    from deepinfer_contracts import OPS
+
+    monkeypatch.setattr("deepinfer_ascend.backend.require_tools", lambda: None)  # nothing is executed
+    for lowered, is_left in (("0", True), ("1", False)):
+        monkeypatch.setenv(serving.VARIABLE, lowered)
+        made = emulated()
+        left = {op for op, who in made.plan.items() if who == "deepinfer-cpu"}
+        assert made.capabilities.notes.endswith(f"plain ops of cpu compute {', '.join(sorted(left))}")
+        assert ("norm.rms" in left) is any(OPS[op].required for op in left) is is_left
+        made.close()

@@ -132,6 +132,17 @@ def test_ops_that_lowered_kernels_serve_give_what_the_plain_ones_do():
     made.close()
 
 
+def test_what_no_op_takes_no_kernel_takes():
+    made = emulated()
+    fused, x = serving.serve(made.ops)["transform.fused"], rows(3, 64)
+    for bad in ({"copy_stage": "rope"}, {"copy_stage": "cast_back"}, {"cast": ("e4m3", 48, "ue8m0")}):
+        with pytest.raises(ShapeContractError):
+            fused(x, **bad)
+    with pytest.raises(TypeError, match="rotation"):
+        fused(x, rotation=None)
+    made.close()
+
+
 def values(found):
     """The tensors of a result, what is cast as its values."""
     for part in found if isinstance(found, tuple) else (found,):

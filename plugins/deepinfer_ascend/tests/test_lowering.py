@@ -3,14 +3,18 @@
 ``python -m deepinfer_ascend.jit.survey --json golden_kernels.json`` writes the golden file.
 """
 
+import sys
 from pathlib import Path
 
 import pytest
 from executed import GOLDEN, look_at
 
+import deepinfer_ascend.chip as chip_module
+import deepinfer_ascend.jit.lowering as lowering_module
+import deepinfer_core.caches.formats as formats_module
 from deepinfer_ascend.chip import L0C_BYTES, L1_BYTES, UB_BYTES, UB_BYTES_SIMT
 from deepinfer_ascend.jit import registry
-from deepinfer_ascend.jit.lowering import Lowered, signature
+from deepinfer_ascend.jit.lowering import Lowered, kernel_files, signature
 from deepinfer_ascend.jit.registry import SIZES, factories, tasks
 from deepinfer_ascend.jit.structure import pipes, too_large, unknown
 from deepinfer_ascend.jit.survey import label
@@ -21,6 +25,20 @@ pytest.importorskip("tilelang", reason="deepinfer-ascend[kernels] is not install
 def test_every_factory_has_sizes_and_a_golden_structure():
     assert set(factories()) == set(SIZES)
     assert set(GOLDEN) == {label(*task) for task in tasks() if task[0] not in registry.DOES_NOT_LOWER}
+
+
+def test_a_kernel_is_made_again_where_a_module_that_it_uses_changes():
+    """What it uses is found here in the imported modules, and from their text by what makes the digest."""
+    chip, formats, lowering = (Path(module.__file__) for module in (chip_module, formats_module, lowering_module))
+    for name, factory in factories().items():
+        used, left = set(), {factory.__module__}
+        while left:
+            used |= left
+            parts = [part for module in left for part in vars(sys.modules[module]).values()]
+            named = {getattr(getattr(part, "orig_func", part), "__module__", None) or "" for part in parts}
+            left = {module for module in named if module.startswith("deepinfer_ascend.tl.")} - used
+        files = {Path(sys.modules[module].__file__) for module in used}
+        assert files | {chip, formats, lowering} == set(kernel_files(name)), name
 
 
 @pytest.mark.slow

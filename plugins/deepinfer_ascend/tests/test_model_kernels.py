@@ -80,7 +80,10 @@ def test_the_gated_addition():
     params = plain_op("engram.prepare_gate")(torch.rand(4, 100), torch.rand(4, 100))
     mask = torch.ones(MANY, dtype=torch.bool)
     mask[5] = False
+    x[7, 1, 3], kv[8, 430] = float("nan"), float("inf")  # a stream of one row, the value of another
     given = {"x": x, "kv": kv.view(MANY, 5, 100), "weight": params.weight, "open": mask.to(torch.uint8)}
     made = execute("gated_rows", {"width": 100, "streams": 4}, {"out": x}, eps=params.norm_eps, rows=MANY, **given)
-    torch.testing.assert_close(made["out"], plain_op("engram.gate")(x, kv, params, mask=mask), atol=1e-6, rtol=ULP)
+    wanted = plain_op("engram.gate")(x, kv, params, mask=mask)
+    torch.testing.assert_close(made["out"], wanted, atol=1e-6, rtol=ULP, equal_nan=True)
+    assert made["out"][7, 1].isnan().all()
     assert torch.equal(made["out"][5], x[5])

@@ -89,7 +89,9 @@ def _emulated(device: str | None) -> Any:
         plain,
         lower=lower,
         device=torch.device("cpu"),
-        capabilities=capabilities(memory_bytes=plain.capabilities.memory_bytes, emulated=True),
+        capabilities=capabilities(
+            memory_bytes=plain.capabilities.memory_bytes, emulated=True, plain=_left_to_cpu(plain, lower)
+        ),
         capture=capture_on_host,
         no_sync=getattr(plain, "no_sync", None),
         close=close,
@@ -102,17 +104,20 @@ def _build(plain: Any, *, lower: bool = False, **methods: Any) -> Any:
     if lower:
         table |= {op: on_its_device(call) for op, call in serving.serve({**plain.ops, **table}).items()}
     complete = {**plain.ops, **table}
-    # An op of ``ops/`` whose kernel is missing comes down to the plain one: the plan tells who computes.
-    plainly = complete.keys() - served(lowered=lower)
     return build_backend(
         NAME,
         complete,
-        providers={op: plain.plan[op] for op in plainly},
+        providers={op: plain.plan[op] for op in _left_to_cpu(plain, lower)},
         unit_bytes=unit_bytes,
         alloc_caches=plain.alloc_caches,
         defaults=plain,
         **{"bind_inputs": plain.bind_inputs, "to_host": plain.to_host, **methods},
     )
+
+
+def _left_to_cpu(plain: Any, lower: bool) -> frozenset[str]:
+    """Ops that plain ones compute: an op of ``ops/`` whose kernel is missing comes down to one, and the plan tells."""
+    return frozenset({*plain.ops, *op_table()} - served(lowered=lower))
 
 
 def _on_npu(device: str | None, environment: RuntimeEnvironment) -> Any:

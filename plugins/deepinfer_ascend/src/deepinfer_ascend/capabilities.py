@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from deepinfer_core.types import Capabilities
 
 FEATURES = frozenset({"graphs", "fp4_cache", "deterministic_sampling"})
@@ -12,9 +14,13 @@ EMULATED = "on the processor: vendor calls are served by equivalents, and nothin
 NOTE = "written for this device and not executed on one"
 
 
-def capabilities(*, memory_bytes: int = 0, count: int = 1, emulated: bool = False) -> Capabilities:
-    """The record of one Ascend 950; ``emulated``: of the backend's code on the processor in its place."""
-    plain = {(a, w, "none") for a in ("bf16", "f32") for w in ("bf16", "f32")}
+def capabilities(
+    *, memory_bytes: int = 0, count: int = 1, emulated: bool = False, plain: Collection[str] = ()
+) -> Capabilities:
+    """The record of one Ascend 950; ``emulated``: of the backend's code on the processor in its place, where the plain
+    ops of ``cpu`` compute ``plain``."""
+    left = f"; plain ops of cpu compute {', '.join(sorted(plain))}" if plain else ""
+    unscaled = {(a, w, "none") for a in ("bf16", "f32") for w in ("bf16", "f32")}
     scaled = {(a, w, "ue8m0") for a in ("bf16", "f32", "e4m3") for w in ("e4m3", "e2m1")}
     return Capabilities(
         name="ascend",
@@ -23,7 +29,7 @@ def capabilities(*, memory_bytes: int = 0, count: int = 1, emulated: bool = Fals
         count=count,
         memory_bytes=memory_bytes,
         dtypes=frozenset({"bf16", "f32"}),
-        gemm_formats=frozenset(plain | scaled | {("e4m3", w, "ue8m0") for w in ("bf16", "f32")}),
+        gemm_formats=frozenset(unscaled | scaled | {("e4m3", w, "ue8m0") for w in ("bf16", "f32")}),
         kv_formats=frozenset({"v41", "v41_fp4", "bf16", "f32"}),
         index_formats=frozenset({"index_fp4", "bf16", "f32"}),
         sf_word="i16x2",
@@ -33,6 +39,6 @@ def capabilities(*, memory_bytes: int = 0, count: int = 1, emulated: bool = Fals
         features=FEATURES,
         limits={"kernel_heads": KERNEL_HEADS},
         determinism={"run_to_run": True, "batch_invariant": False, "cross_backend_sampler": True},
-        notes=EMULATED if emulated else NOTE,
+        notes=f"{EMULATED}{left}" if emulated else NOTE,
         emulated=emulated,
     )

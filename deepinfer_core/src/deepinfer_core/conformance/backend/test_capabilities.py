@@ -25,6 +25,12 @@ def test_capabilities_are_of_this_backend(backend: Any, subject: Subject) -> Non
         require(found.arch in subject.record.table.arch, "capabilities.arch is not in the manifest", got=found.arch)
 
 
+def test_capabilities_say_whether_the_device_is_emulated(backend: Any, subject: Subject) -> None:
+    """Results are marked by it, and rules of the kit are others for an emulation."""
+    asked = subject.manager.config.emulate
+    require_equal(backend.capabilities.emulated, asked, "capabilities.emulated is not what was asked for")
+
+
 def test_capabilities_are_json(backend: Any) -> None:
     """They go into run reports."""
     try:

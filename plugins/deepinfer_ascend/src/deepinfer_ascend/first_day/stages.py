@@ -8,19 +8,15 @@ from pathlib import Path
 
 from attrs import Factory, evolve, frozen
 
-from deepinfer_ascend import emulation
-
 MINUTE = 60.0
 _OWN = "deepinfer_ascend.first_day"
-KNOWN_FAILURES = Path(emulation.__file__).with_name("known_failures.toml")
-"""Tests of the kit that say of the emulation what it is."""
 REHEARSED = {
     "doctor": "it says what is lacking here, and that there is no device does not count as a failure",
     "device": "tensors of the host: there is no event, and any call can be captured",
     "vendors": "the equivalents alone are listed, and no library is looked for",
     "kernels": "each is lowered, and bisheng compiles none",
     "plain": "by the processor",
-    "conformance": "vendor calls go to equivalents; that plain ops serve the rest is a known failure",
+    "conformance": "vendor calls go to equivalents; plain ops serve the rest, as the capabilities say",
     "golden": "by the processor",
     "bench-prefill": "the figures are those of the processor",
     "bench-decode": "the figures are those of the processor",
@@ -83,7 +79,6 @@ def stages(options: Options, folder: Path) -> tuple[Stage, ...]:
     conformance = python(
         "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "deepinfer_core.conformance", "--backend", "ascend",
         *emulate, "--level", options.level, f"--report={kit}",
-        *((f"--known-failures={KNOWN_FAILURES}",) if options.emulate else ()),
     )  # fmt: skip
     without_ours = {"DEEPINFER_ASCEND_LOWERED": "0"}
     exact = ("--numeric-mode", "exact", "--no-graphs", "--temperature", "0", "--max-tokens", "8", "import os")

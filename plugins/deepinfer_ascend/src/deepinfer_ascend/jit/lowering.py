@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import json
 import math
 import re
 import time
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -67,14 +69,34 @@ def _lowered(name: str, sizes: tuple[tuple[str, Any], ...]) -> Lowered:
 def _digest(name: str, sizes: tuple[tuple[str, Any], ...]) -> str:
     """Of what a source is made from: the kernels, their sizes, TileLang."""
     known = f"{name} {sizes} {_tilelang_version()}".encode()
-    return hashlib.sha256(known + _kernel_bytes()).hexdigest()[:24]
+    return hashlib.sha256(known + b"".join(path.read_bytes() for path in kernel_files(name))).hexdigest()[:24]
 
 
 @functools.cache
-def _kernel_bytes() -> bytes:
-    folder = Path(__file__).parents[1]
-    files = [*sorted((folder / "tl").glob("*.py")), folder / "chip.py", Path(formats.__file__), Path(__file__)]
-    return b"".join(path.read_bytes() for path in files)
+def _trees() -> Mapping[str, ast.Module]:
+    """Every module of ``tl``, read and not imported: that would import TileLang, which kept kernels do not need."""
+    return {path.stem: ast.parse(path.read_bytes()) for path in (Path(__file__).parents[1] / "tl").glob("*.py")}
+
+
+@functools.cache
+def kernel_files(name: str) -> tuple[Path, ...]:
+    """What kernel ``name`` is made from: its module and those of ``tl`` that it imports, and what all are made with."""
+    folder, trees = Path(__file__).parents[1], _trees()
+    defines = (stem for stem, tree in trees.items() for node in tree.body if getattr(node, "name", "") == name)
+    found, left = set[str](), set(defines)
+    while left:
+        found |= left
+        left = {name for stem in left for name in _imported(trees[stem])} & trees.keys() - found
+    kernels = [folder / "tl" / f"{stem}.py" for stem in sorted(found)]
+    return (*kernels, folder / "chip.py", Path(formats.__file__), Path(__file__))
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    """Modules beside this one, by their last names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.rpartition(".")[2]
+            yield from (alias.name for alias in node.names)
 
 
 def _tilelang_version() -> str:

@@ -5,6 +5,7 @@ import tilelang.ascend.language as T
 from deepinfer_ascend.chip import VECTOR_CORES
 from deepinfer_ascend.jit.registry import kernel
 from deepinfer_ascend.tl.codes import GROUP, decoded, scale_of
+from deepinfer_ascend.tl.numbers import is_nan
 from deepinfer_ascend.tl.reductions import add_up
 
 FLOOR = 1e-6
@@ -116,6 +117,8 @@ def gated_rows(*, width: int, streams: int, dtype: str = "bfloat16", threads: in
                     gate[0] = T.sqrt(T.max(T.abs(dot[0]), T.float32(FLOOR)))
                     if T.reinterpret(dot[0], T.int32) < 0:
                         gate[0] = -gate[0]
+                    if is_nan(dot[0]):  # the larger of it and a number is the number
+                        gate[0] = dot[0]
                     gate[0] = T.float32(1) / (T.float32(1) + T.exp(-gate[0]))
                     if open[row] == T.uint8(0):
                         gate[0] = T.float32(0)

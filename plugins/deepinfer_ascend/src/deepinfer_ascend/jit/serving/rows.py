@@ -87,14 +87,26 @@ def rotary(served: Served, x: Tensor, rope: tuple[Any, ...], *, out: Tensor | No
     return y.view(x.shape) if out is None else out.copy_(y.view(x.shape))
 
 
-def fused(served: Served, x: Tensor, *, norm: Any = None, rope: Any = None, **stages: Any) -> Any:
+def fused(
+    served: Served,
+    x: Tensor,
+    *,
+    norm: Any = None,
+    rope: Any = None,
+    hadamard: int | None = None,
+    cast: Any = None,
+    store: Any = None,
+    copy_stage: str | None = None,
+    out: Tensor | None = None,
+) -> Any:
     """``transform.fused``: norm, rotation, cast and store, each by its kernel."""
-    cast, store, stage = stages.get("cast"), stages.get("store"), stages.get("copy_stage")
+    stage = copy_stage
     known = rope is None or getattr(rope[0], "first", None) is not None
     known = known and (norm is None or (is_rows(x) and _takes_norm(x, norm[0])))
-    staged = stages.get("out") is not None or stages.get("hadamard") is not None or (cast and store)
-    if staged or not known or not is_rows(x) or (stage == "cast_back" and store is None):
-        return served.op(x, norm=norm, rope=rope, **stages)
+    copied = stage in (None, "norm", "transform") or (stage == "cast_back" and store is not None)
+    if not is_rows(x) or not known or not copied or out is not None or hadamard is not None or (cast and store):
+        given = {"hadamard": hadamard, "cast": cast, "store": store, "copy_stage": stage, "out": out}
+        return served.op(x, norm=norm, rope=rope, **given)
     y = x if norm is None else _normalised(x, *norm)
     copy = y
     if rope is not None:

@@ -5,16 +5,12 @@
  * Copies happen at once, so it says nothing of hazards between pipes, nor of time.
  */
 #pragma once
-#include <algorithm>
 #include <cmath>
+#include <csetjmp>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <map>
-#include <tuple>
 #include <ucontext.h>
-#include <vector>
 
 #define __gm__
 #define __ubuf__
@@ -39,18 +35,16 @@ constexpr size_t GUARD = 4096;
 template <size_t BYTES> struct Memory {
   alignas(512) uint8_t bytes[BYTES + GUARD];
   void clear() { memset(bytes, 0xA5, sizeof bytes); }
+  bool is_clear(size_t begin, size_t n) const {  /* the first byte is that of clear, and each the one before it */
+    return bytes[begin] == 0xA5 && !memcmp(bytes + begin, bytes + begin + 1, n - 1);
+  }
   long used() const {
-    long end = BYTES;
-    const uint64_t *words = reinterpret_cast<const uint64_t *>(bytes);
-    while (end && words[end / 8 - 1] == 0xA5A5A5A5A5A5A5A5) end -= 8;
+    size_t end = BYTES;
+    while (end && is_clear(end - 512, 512)) end -= 512;
     while (end && bytes[end - 1] == 0xA5) --end;
-    return end;
+    return long(end);
   }
-  bool is_whole() const {
-    for (size_t i = BYTES; i < sizeof bytes; ++i)
-      if (bytes[i] != 0xA5) return false;
-    return true;
-  }
+  bool is_whole() const { return is_clear(BYTES, GUARD); }
 };
 inline Memory<248 * 1024> UB;
 inline Memory<512 * 1024> L1;
@@ -116,11 +110,19 @@ enum asc_store_l2_cache_mode : int {};
 enum asc_unit_flag_mode : int {};
 enum asc_quant_mode : int {};
 enum asc_relu_pre_mode : int {};
-namespace shim { inline std::map<std::tuple<int, int, int>, int> events; }
-inline void asc_init() { shim::events.clear(); }
-inline void asc_sync_notify(pipe_t from, pipe_t to, event_t id) { ++shim::events[{from, to, id}]; }
+namespace shim {
+constexpr int MOST_EVENTS = 8;
+inline int events[8][8][MOST_EVENTS];
+inline int *event(int from, int to, int id) {
+  if (id >= 0 && id < MOST_EVENTS) return &events[from][to][id];
+  fail(EVENT);
+  return &events[0][0][0];
+}
+}  // namespace shim
+inline void asc_init() { memset(shim::events, 0, sizeof shim::events); }
+inline void asc_sync_notify(pipe_t from, pipe_t to, event_t id) { ++*shim::event(from, to, id); }
 inline void asc_sync_wait(pipe_t from, pipe_t to, event_t id) {
-  if (--shim::events[{from, to, id}] < 0) shim::fail(shim::EVENT);  /* on the device it would wait for ever */
+  if (--*shim::event(from, to, id) < 0) shim::fail(shim::EVENT);  /* on the device it would wait for ever */
 }
 inline void asc_sync_pipe(pipe_t) {}
 
@@ -174,45 +176,62 @@ inline cce::dim3 threadIdx(0, 0, 0);
 namespace shim {
 constexpr int MOST_THREADS = 2048;
 constexpr size_t STACK = 64 * 1024;
-struct Fiber { ucontext_t context; bool done; std::vector<uint8_t> stack; };
-inline std::vector<Fiber> fibers(MOST_THREADS);
-inline ucontext_t scheduler;
-inline int running;
-inline std::function<void()> body;
+/* A stack that runs threads one after another until one of them waits at a barrier: a region without any takes one. */
+struct Fiber { jmp_buf place; ucontext_t start; char *stack; int thread; };
+inline Fiber fibers[MOST_THREADS];
+inline int made, running, begun, ended, threads;
+inline jmp_buf scheduler;
+inline void (*region)(const void *);
+inline const void *given;
+/* swapcontext would call the system each time, for the mask of signals. */
+[[gnu::noinline]] inline void change(jmp_buf from, jmp_buf to) { if (!_setjmp(from)) _longjmp(to, 1); }
 inline void enter() {
-  body();
-  fibers[running].done = true;
-}
-inline void run_threads(int count, std::function<void()> work) {
-  if (count > MOST_THREADS) return fail(THREADS);
-  body = std::move(work);
-  for (int t = 0; t < count; ++t) {
-    Fiber &f = fibers[t];
-    f.done = false;
-    f.stack.resize(STACK);
-    getcontext(&f.context);
-    f.context.uc_stack.ss_sp = f.stack.data();
-    f.context.uc_stack.ss_size = STACK;
-    f.context.uc_link = &scheduler;
-    makecontext(&f.context, enter, 0);
-  }
-  for (int left = count; left;) {
-    int ended = 0;
-    for (int i = 0; i < count; ++i) {  /* each thread up to its next barrier, in either order: results must not differ */
-      running = backwards ? count - 1 - i : i;
-      threadIdx = cce::dim3(running, 0, 0);
-      swapcontext(&scheduler, &fibers[running].context);
-      ended += fibers[running].done;
+  Fiber &self = fibers[running];
+  for (;;) {
+    while (begun < threads) {
+      const int place = begun++;
+      self.thread = backwards ? threads - 1 - place : place;
+      threadIdx = cce::dim3(self.thread, 0, 0);
+      region(given);
+      ++ended;
     }
-    if (ended && ended != count) return fail(BARRIER);  /* some wait where others have ended */
-    left -= ended;
+    change(self.place, scheduler);
   }
+}
+[[gnu::noinline]] inline void resume(int fiber) {
+  running = fiber;
+  if (fiber < made) return change(scheduler, fibers[fiber].place);
+  Fiber &f = fibers[made++];
+  if (!f.stack) f.stack = static_cast<char *>(malloc(STACK));
+  getcontext(&f.start);
+  f.start.uc_stack.ss_sp = f.stack;
+  f.start.uc_stack.ss_size = STACK;
+  makecontext(&f.start, enter, 0);
+  if (!_setjmp(scheduler)) setcontext(&f.start);
+}
+inline void run_threads(int count, void (*work)(const void *), const void *arguments) {
+  if (count > MOST_THREADS) return fail(THREADS);
+  region = work, given = arguments, threads = count, begun = ended = 0;
+  int waiting = 0;
+  while (begun < count) {  /* each thread up to its first barrier, in either order: results must not differ */
+    resume(waiting);
+    waiting = begun - ended;
+  }
+  while (waiting && !ended)
+    for (int i = 0; i < count; ++i) resume(i);  /* each up to its next */
+  if (ended == count) return;
+  made = 0;  /* those that wait for ever are given up */
+  fail(BARRIER);
 }
 }  // namespace shim
 inline void asc_syncthreads() {
-  swapcontext(&shim::fibers[shim::running].context, &shim::scheduler);
+  shim::Fiber &self = shim::fibers[shim::running];
+  shim::change(self.place, shim::scheduler);
+  threadIdx = cce::dim3(self.thread, 0, 0);
 }
 template <auto F, class... A> inline void asc_vf_call(cce::dim3 d, A... arguments) {
-  shim::run_threads(d.x * d.y * d.z, [=] { F(arguments...); });
+  auto work = [=] { F(arguments...); };
+  using Work = decltype(work);
+  shim::run_threads(d.x * d.y * d.z, [](const void *w) { (*static_cast<const Work *>(w))(); }, &work);
 }
 #include <tl_templates/ascend/reduce.h>
