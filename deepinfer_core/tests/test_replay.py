@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import pytest
 from chat_toys import END, chat_parts, chat_tokenizer, save_chat_tokenizer
-from engine_toys import ToyParts, save_tokenizer
+from engine_toys import ToyBackend, ToyParts, save_tokenizer
 
 from deepinfer_core.assembly import fingerprint as fingerprint_module
 from deepinfer_core.assembly.fingerprint import model_fingerprint
@@ -147,6 +147,25 @@ def test_stop_string_of_a_chat_counts_where_it_did(run: Run, parts: dict[str, An
     assert json.loads(out.read_text())["content"] == "said "
     parts |= chat_parts([f"a stop in reasoning{END}said stop there"], chat_tokenizer())
     assert run("replay", out)[:2] == (0, "1 of 1 answers are equal\n")
+
+
+def test_run_names_the_ops_that_others_serve_and_a_replay_tells_who_serves_them_now(
+    run: Run, parts: dict[str, Any], tmp_path: Path
+) -> None:
+    def served(**by: str) -> None:
+        backend = ToyBackend()
+        backend.plan = {"meta.feed_tokens": "acme-backend", "gemm.dense": "acme-backend", **by}
+        parts["backend"] = backend
+
+    path = tmp_path / "r.jsonl"
+    served(**{"gemm.dense": "deepinfer-gemm"})
+    run("generate", "x", "--max-tokens", 3, "--seed", 3, "--out", path)
+    (row,) = (json.loads(line) for line in path.read_text().splitlines())
+    assert row["run"]["ops"] == {"gemm.dense": "deepinfer-gemm"}
+    assert "not as recorded" not in run("replay", path)[2]
+    served()
+    told = "deepinfer: not as recorded: op gemm.dense is served by the backend, was by deepinfer-gemm"
+    assert told in run("replay", path)[2].splitlines()
 
 
 # --- different --------------------------------------------------------------------------------------------------

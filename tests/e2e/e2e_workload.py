@@ -1,13 +1,15 @@
 """A mixed workload for the shipped model, and what must be equal about its results however the engine is set.
 
 Requests differ in everything that the scheduler sees: prompt and answer length, greedy and seeded draws, stop ids and
-stop strings, several samples, prompts that are refused, and requests that are cancelled after a fixed number of tokens.
+stop strings, penalties and forbidden tokens, several samples, prompts that are refused, and requests that are cancelled
+after a fixed number of tokens.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 from attrs import evolve, frozen
 
@@ -16,6 +18,13 @@ from deepinfer_core import LLM, SamplingParams
 LENGTHS = (1, 2, 3, 7, 8, 31, 32, 33, 63, 64, 65)
 """Prompt lengths at the edges of windows, groups and blocks; the others are drawn."""
 STOPS = ("(", "\n", "self", " = ", "import", ")")
+CHANGES: tuple[dict[str, Any], ...] = (
+    {},
+    {"repetition_penalty": 1.5},
+    {},
+    {"frequency_penalty": -1.0, "presence_penalty": 0.5, "logit_bias": {201: -100.0, 17: 3.0}},
+)
+"""What depends on the true history of a request, of each fourth one: others run beside it."""
 
 
 @frozen
@@ -57,7 +66,8 @@ def workload(count: int, *, longest: int, vocab_size: int, limit: int, seed: int
             top_p=draw.choice((1.0, 0.9)),
             top_k=draw.choice((-1, 20)),
             max_tokens=draw.randint(1, 40),
-            min_tokens=0,
+            min_tokens=3 if i % 10 == 7 else 0,
+            **CHANGES[i % len(CHANGES)],
             ignore_eos=draw.random() < 0.5,
             stop=draw.sample(STOPS, 2) if i % 5 == 1 else (),
             stop_token_ids=draw.sample(range(3, vocab_size), 60) if i % 5 == 2 else (),

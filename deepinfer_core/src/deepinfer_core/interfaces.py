@@ -92,7 +92,7 @@ class Backend(Protocol):
     ops: Mapping[str, Any]
     """Every op id that this backend offers -> callable."""
     plan: Mapping[str, str]
-    """Op id -> who provides it (``deepinfer-cpu``, ...); the execution plan of the run report."""
+    """Op id -> who provides it (``deepinfer-cpu``, ...): the execution plan, which every run logs."""
 
     def unit_bytes(self, specs: Sequence[CacheSpec], pool: str) -> int:
         """Bytes of one unit of ``pool`` (a block counts main and index together), padding included."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from deepinfer_core.assembly.assemble import assemble, default_checkpoint
+from deepinfer_core.assembly.assemble import assemble, default_checkpoint, log_plan
 from deepinfer_core.errors import DeepInferError, NotSupported
 
 
@@ -39,6 +41,25 @@ def test_assemble_prints_the_backend_line_on_stderr(tiny, checkpoint_of, capsys)
     assemble(manager.config, manager=manager).close()
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "backend: cpu (auto: no accelerator present)\n")
+
+
+def test_log_says_who_serves_each_op(caplog):
+    ops = dict.fromkeys(("norm.rms", "gemm.dense", "moe.gate", "cache.store"))
+    plan = {"norm.rms": "acme", "gemm.dense": "deepinfer-gemm", "moe.gate": "acme"}
+    with caplog.at_level("INFO", logger="deepinfer.backend"):
+        log_plan(SimpleNamespace(name="toy", ops=ops, plan=plan))
+    assert [record.getMessage() for record in caplog.records] == [
+        "backend toy: 2 ops by acme: moe.gate, norm.rms",
+        "backend toy: 1 op by deepinfer-gemm: gemm.dense",
+        "backend toy: 1 op by toy: cache.store",
+    ]
+
+
+def test_assemble_logs_the_plan(tiny, checkpoint_of, monkeypatch):
+    logged = []
+    monkeypatch.setattr("deepinfer_core.assembly.assemble.log_plan", lambda backend: logged.append(backend.name))
+    build(tiny, model=str(checkpoint_of("TinyLM"))).close()
+    assert logged == ["cpu"]
 
 
 def test_assemble_without_a_model_takes_the_checkpoint_of_a_plugin(site, sources):

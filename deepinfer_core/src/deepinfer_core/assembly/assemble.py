@@ -6,6 +6,7 @@ Nothing is imported but the plugins that this engine needs.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -36,6 +37,7 @@ from deepinfer_core.plugins.selection import Selection, refuse_missing, select_b
 from deepinfer_core.types import CacheSpec, ModelCard, ModelMatch, SchedulerHints
 
 Announce = Callable[[str], None]
+LOG = logging.getLogger("deepinfer.backend")
 
 
 def _to_stderr(line: str) -> None:
@@ -137,6 +139,7 @@ def assemble(
             announce(selection.line)
         with settings_named_as_written(config):
             backend = hooks.backend_create(selection.record, config.device, config)
+            log_plan(backend)
             check_emulation(selection.record, backend, config)
             missing = missing_capabilities(backend, match.requirements)
             if missing:
@@ -154,6 +157,16 @@ def assemble(
         raise
     owners = {"backend": selection.record.origin, "model": owner.origin}
     return Assembly(config, manager, card, match, selection, backend, model, specs, hints, owners, observers)
+
+
+def log_plan(backend: Backend) -> None:
+    """The execution plan: a line for each distribution that serves ops."""
+    served: dict[str, list[str]] = {}
+    for op in sorted(backend.ops):
+        served.setdefault(backend.plan.get(op, backend.name), []).append(op)
+    for provider, ops in sorted(served.items()):
+        count = f"{len(ops)} op{'' if len(ops) == 1 else 's'}"
+        LOG.info("backend %s: %s by %s: %s", backend.name, count, provider, ", ".join(ops))
 
 
 def _load(owner: PluginRecord, model: Model, path: Path, config: EngineConfig) -> None:

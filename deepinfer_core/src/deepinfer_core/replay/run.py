@@ -1,9 +1,10 @@
 """What a line of a result file says beside the answer, so that the line alone can be repeated.
 
-``run`` is the model (path as given, and a fingerprint of its content), the backend, the settings that are not at their
-defaults, and versions. It stands in every line: files of results are filtered, sorted and joined, and neither a header
-line nor a file beside them would survive that. ``params`` are the sampling parameters that are not at their defaults,
-with the seed that was used; ``prompt_token_ids`` is the prompt as the model saw it.
+``run`` is the model (path as given, and a fingerprint of its content), the backend, the ops that another distribution
+than its own serves, the settings that are not at their defaults, and versions. It stands in every line: files of
+results are filtered, sorted and joined, and neither a header line nor a file beside them would survive that.
+``params`` are the sampling parameters that are not at their defaults, with the seed that was used;
+``prompt_token_ids`` is the prompt as the model saw it.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ def describe_run(llm: LLM) -> dict[str, Any]:
             versions[name] = "not installed"
     for part, owner in sorted(assembly.owners.items()):
         versions[part] = owner
+    served = served_by_others(llm)
     return {
         "format": FORMAT,
         "model": config.model,
@@ -74,7 +76,15 @@ def describe_run(llm: LLM) -> dict[str, Any]:
         "max_model_len": llm.built.max_model_len,
         "settings": settings,
         "versions": versions,
+        **({"ops": served} if served else {}),
     }
+
+
+def served_by_others(llm: LLM) -> dict[str, str]:
+    """Op -> distribution, of those that another one than the backend's own serves: ``cpu``'s, or a vendor's library."""
+    own = llm.assembly.owners["backend"]  # name (distribution version)
+    plan = llm.assembly.backend.plan
+    return {op: plan[op] for op in sorted(plan) if f"({plan[op]} " not in own}
 
 
 def differences_of_runs(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
@@ -90,6 +100,10 @@ def differences_of_runs(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> 
                 if table == "versions" and (key not in before or key not in after):
                     continue
                 yield f"{key} is {after.get(key, 'at its default')}, was {before.get(key, 'at its default')}"
+    before, after = recorded.get("ops", {}), now.get("ops", {})
+    for op in sorted({*before, *after}) if recorded.get("backend") == now.get("backend") else ():
+        if before.get(op) != after.get(op):
+            yield f"op {op} is served by {after.get(op, 'the backend')}, was by {before.get(op, 'the backend')}"
 
 
 def request_fields(head: Request) -> dict[str, Any]:
