@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -74,6 +73,7 @@ class LLM:
         return self
 
     def _start(self, assembly: Parts, tokenizer: Tokenizer | None) -> None:
+        from deepinfer_core.assembly.announcing import announce
         from deepinfer_core.assembly.build import build_engine  # needs the native core
 
         self.assembly = assembly
@@ -83,7 +83,7 @@ class LLM:
             self._close_assembly()
             raise
         for line in self.built.notes:
-            sys.stderr.write(f"{line}\n")
+            announce(line)
         self.config: EngineConfig = assembly.config
         self._engine = self.built.engine
 

@@ -89,6 +89,7 @@ def test_level_2_finds_equal_bits_and_tells_what_they_are(capsys, monkeypatch):
     assert cli.main([*LEVEL2, "--json"]) == 0
     out, err = capsys.readouterr()
     assert "deepinfer: setting max_chunk is not used: this comparison has its own\n" in err
+    assert err.count("backend: cpu") == 1  # of many engines
     data = json.loads(out)
     assert (data["level"], data["backend"], data["differences"]) == (2, "cpu", 0)
     # 5 lengths: compact and mask twice; compact and off twice for 2 of them; 15 requests in chunks, 10 in engines of

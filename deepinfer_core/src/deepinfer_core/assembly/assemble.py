@@ -7,7 +7,6 @@ Nothing is imported but the plugins that this engine needs.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from attrs import define, field
 
+from deepinfer_core.assembly import announcing
 from deepinfer_core.assembly.model_card import read_model_card
 from deepinfer_core.assembly.model_length import resolve_max_model_len
 from deepinfer_core.assembly.named_plugins import enabled_extensions, refuse_unusable_names
@@ -38,10 +38,6 @@ from deepinfer_core.types import CacheSpec, ModelCard, ModelMatch, SchedulerHint
 
 Announce = Callable[[str], None]
 LOG = logging.getLogger("deepinfer.backend")
-
-
-def _to_stderr(line: str) -> None:
-    sys.stderr.write(line + "\n")
 
 
 @define(eq=False)
@@ -111,7 +107,7 @@ class Assembly:
 def assemble(
     config: EngineConfig,
     *,
-    announce: Announce | None = _to_stderr,
+    announce: Announce | None = announcing.announce,
     manager: PluginManager | None = None,
     structured: bool = False,
 ) -> Assembly:

@@ -37,10 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     :returns: The exit status.
     """
     try:
+        from deepinfer_core.assembly.announcing import each_line_once
         from deepinfer_core.cli.streams import standard_streams
         from deepinfer_core.cli.warned import plain_warnings
 
-        with standard_streams(), plain_warnings():
+        with standard_streams(), plain_warnings(), each_line_once():
             return _main(list(sys.argv[1:] if argv is None else argv), ends_process=argv is None)
     except KeyboardInterrupt:  # between any two lines of the handlers below
         return EXIT_INTERRUPTED

@@ -306,6 +306,7 @@ def _say_that_it_waits() -> None:
 
 def load_llm(config: EngineConfig, params: SamplingParams) -> LLM:
     """The model of ``config``, once ``params`` are known to fit it; warnings go to standard error."""
+    from deepinfer_core.assembly.announcing import announce
     from deepinfer_core.assembly.assemble import assemble
     from deepinfer_core.assembly.native_core import load_native
     from deepinfer_core.interrupts import raise_swallowed
@@ -314,7 +315,7 @@ def load_llm(config: EngineConfig, params: SamplingParams) -> LLM:
     load_native()  # before the weights: a wrong build should not cost that time
     llm = LLM.from_assembly(assemble(config, structured=params.structured is not None))
     for line in llm.built.plan.warnings:
-        sys.stderr.write(f"deepinfer: {line}\n")
+        announce(f"deepinfer: {line}")
     try:
         raise_swallowed()
         llm.check(params)
