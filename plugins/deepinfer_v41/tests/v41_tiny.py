@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import fcntl
 import functools
 import json
+import os
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +24,7 @@ from v41_recording import Recorder
 
 from deepinfer_v41.config import V41Config
 
-_ROOT = tempfile.TemporaryDirectory(prefix="deepinfer-v41-tests-")
+PREFIX = "deepinfer-v41-tests-"
 
 SMALL = {
     "num_hidden_layers": 6,
@@ -36,8 +41,27 @@ SMALL = {
 
 
 @functools.cache
+def _root() -> Path:
+    """A folder for this process. It is locked while the process lives; those of killed ones go now."""
+    for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/lock"):
+        with suppress(OSError):  # BlockingIOError: its process lives
+            handle = os.open(lock, os.O_RDWR)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(lock.parent)
+            finally:
+                os.close(handle)
+    root = Path(tempfile.mkdtemp(prefix=PREFIX))
+    new = root / "new"
+    fcntl.flock(os.open(new, os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX)  # open, and so locked, to the end
+    new.rename(root / "lock")
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    return root
+
+
+@functools.cache
 def _written(overrides: str) -> Path:
-    path = Path(_ROOT.name) / f"tiny-{len(list(Path(_ROOT.name).iterdir()))}"
+    path = _root() / f"tiny-{len(list(_root().iterdir()))}"
     write_tiny_checkpoint(path, seed=3, overrides=json.loads(overrides))
     return path
 
@@ -49,7 +73,7 @@ def tiny_path(**overrides: Any) -> Path:
 
 def edited(path: Path, edit: Callable[[dict[str, Tensor]], Mapping[str, Tensor] | None]) -> Path:
     """A copy of the checkpoint with some tensors changed; ``edit`` changes the dict in place or returns the changes."""
-    target = Path(tempfile.mkdtemp(dir=_ROOT.name))
+    target = Path(tempfile.mkdtemp(dir=_root()))
     tensors = load_file(path / "model.safetensors")
     changed = edit(tensors)
     tensors.update(changed or {})
