@@ -25,6 +25,7 @@ from deepinfer_core.conformance.selection import (
 from deepinfer_core.conformance.settings_file import settle_settings
 from deepinfer_core.conformance.subject import Subject, find_subject, refusal
 from deepinfer_core.conformance.time_limit import TimeLimitReached, time_limit
+from deepinfer_core.conformance.told_once import ToldOnce
 from deepinfer_core.errors import DeepInferError
 
 SUBJECT = pytest.StashKey[Subject]()
@@ -42,6 +43,7 @@ class Kit:
         self.collected = Collected()
         self.recorder: Recorder | None = None
         self.limit_s = 0.0
+        self.told = ToldOnce()
 
     @property
     def subject(self) -> Subject:
@@ -161,9 +163,10 @@ class Kit:
         if call.when == "call":
             properties: Any = dict(item.user_properties)[_PROPERTY]
             properties["tolerances"] = list(notes["tolerances"].values())
+        self.told.settle(item, call, report)
         if report.failed and notes["seeds"]:
             report.sections.append(("seeds", ", ".join(str(seed) for seed in notes["seeds"])))
-        if call.excinfo is not None:
+        if call.excinfo is not None and not (call.when == "setup" and report.skipped):
             shown = call.excinfo.value
             kit_made = isinstance(shown, ConformanceFailure | TimeLimitReached | DeepInferError)
             report.user_properties = [

@@ -9,6 +9,7 @@ import pytest
 from deepinfer_core.conformance.failures import fail, require
 from deepinfer_core.conformance.fresh import run_fresh
 from deepinfer_core.conformance.subject import Subject
+from deepinfer_core.plugins.manager import PluginManager
 
 pytestmark = pytest.mark.level("smoke")
 
@@ -20,8 +21,9 @@ ATTEMPTS = 3
 
 
 def test_import_is_within_budget_and_imports_no_torch(
-    subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    subject: Subject, manager: PluginManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    del manager  # a module that cannot be imported at all is told once, for every test that needs it
     figures = []
     for attempt in range(ATTEMPTS):
         folder = tmp_path / str(attempt)

@@ -49,8 +49,10 @@ class Maker:
 
 @pytest.fixture(scope="session")
 def maker(part: Part) -> Maker:
-    """Makes samplers of the plugin."""
-    return Maker(part)
+    """Makes samplers of the plugin; one is made now, so that a hook which makes none fails once."""
+    maker = Maker(part)
+    _ = maker.samples_rows
+    return maker
 
 
 @pytest.fixture
