@@ -39,13 +39,12 @@ def look_at(name, sizes):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def kernel_cache(tmp_path_factory):
-    """A folder of this run, which its processes share."""
+def kernel_cache():
+    """A folder of the clone, for all runs and their processes: what lies there is named by what it is made from, and
+    lowering it is most of what these tests take."""
     with pytest.MonkeyPatch.context() as patch:
-        base = tmp_path_factory.getbasetemp()
-        shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
         if kept.VARIABLE not in os.environ:
-            patch.setenv(kept.VARIABLE, str(shared / "kernels"))
+            patch.setenv(kept.VARIABLE, str(Path(__file__).parents[3] / "build" / "ascend-kernels"))
         yield
 
 

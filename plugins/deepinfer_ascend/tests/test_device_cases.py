@@ -144,6 +144,7 @@ def prompts(count, seed):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_a_warm_up_with_other_batches_changes_no_answer(drafts):
     """Eight prefills first, then batches of 1, 3 and 8; and the batch of temperatures against each request alone."""

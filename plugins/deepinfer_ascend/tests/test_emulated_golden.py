@@ -19,7 +19,7 @@ from v41_golden import PROMPTS, sure  # noqa: E402
 from v41_models import SHIPPED, make_driver, manifest, shipped_higher_ties  # noqa: E402
 from v41_recording import PatchedBackend, higher_ties  # noqa: E402
 
-pytestmark = [pytest.mark.emulated, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.emulated, pytest.mark.slow, pytest.mark.timeout(1200)]
 SPREAD = "bf16, emulated FP8 activations"
 
 

@@ -14,7 +14,7 @@ import pytest
 from deepinfer_core import LLM, SamplingParams
 from deepinfer_core.errors import ConfigError, UnsupportedFeature
 
-pytestmark = [pytest.mark.emulated, pytest.mark.timeout(300)]  # seconds on an idle machine, minutes on a crowded one
+pytestmark = [pytest.mark.emulated, pytest.mark.timeout(1200)]  # seconds on an idle machine, minutes on a crowded one
 EMULATED = {"backend": "ascend", "emulate": True}
 SCHEMA = {
     "type": "object",

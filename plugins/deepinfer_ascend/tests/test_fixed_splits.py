@@ -16,7 +16,7 @@ from deepinfer_core.conformance.bitwise import require_row_invariant
 pytestmark = [
     pytest.mark.emulated,
     pytest.mark.slow,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(1200),
     pytest.mark.skipif(not shutil.which("g++"), reason="lowered kernels are compiled by g++"),
 ]
 COUNT = 131

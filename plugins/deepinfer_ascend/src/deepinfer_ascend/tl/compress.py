@@ -62,25 +62,30 @@ def compress_chunk(*, width: int, ratio: int, dtype: str = "bfloat16", threads: 
             lane = T.get_thread_binding()
             scores = T.alloc_local((ratio,), T.float32)
             latents = T.alloc_local((ratio,), T.float32)
+            # What is needed more than once: the passes expand what is no variable.
+            begin, end, first, position, token = (T.alloc_local((1,), T.int32) for _ in range(5))
+            at = T.alloc_local((1,), T.int64)
             for step in T.serial(T.ceildiv(entries, VECTOR_CORES)):
                 row = step * VECTOR_CORES + core
                 if row < entries:
                     s = sequence[row]
-                    end = ends[s + 1] - ends[s]
-                    begin = end - (first_row[s + 1] - first_row[s])
-                    group = begin // ratio + row - first_entry[s]
+                    end[0] = ends[s + 1] - ends[s]
+                    begin[0] = end[0] - (first_row[s + 1] - first_row[s])
+                    first[0] = (begin[0] // ratio + row - first_entry[s]) * ratio
                     for turn in T.serial(T.ceildiv(width, threads)):
                         i = turn * threads + lane
                         if i < width:
-                            if (group + 1) * ratio <= end:
+                            if first[0] + ratio <= end[0]:
                                 for m in T.serial(ratio):
-                                    position = group * ratio + m
-                                    if position >= begin:
-                                        scores[m] = score[order[first_row[s] + position - begin], i]
-                                        latents[m] = latent[order[first_row[s] + position - begin], i]
+                                    position[0] = first[0] + m
+                                    if position[0] >= begin[0]:
+                                        token[0] = order[first_row[s] + position[0] - begin[0]]
+                                        scores[m] = score[token[0], i]
+                                        latents[m] = latent[token[0], i]
                                     else:
-                                        scores[m] = state[place(state_slot[s], position, 0, ring, stride, width) + i]
-                                        latents[m] = state[place(state_slot[s], position, 1, ring, stride, width) + i]
+                                        at[0] = place(state_slot[s], position[0], 0, ring, stride, width) + i
+                                        scores[m] = state[at[0]]
+                                        latents[m] = state[at[0] + width]
                                 weighed(out, row, i, scores, latents, ratio)
                             else:
                                 out[row, i] = T.cast(0, dtype)

@@ -32,9 +32,9 @@ def logprob_rows(*, width: int, threads: int = 256):
     @T.macro
     def read(value, share, logits, row, token, inverse, peak, least):
         """``value[0]``: the scaled logit. ``share[0]``: what it has of the best one's probability, -1 if it is out."""
-        value[0] = logits[row, token] * inverse
-        share[0] = T.exp(value[0] - peak)
-        if value[0] == -T.infinity(T.float32) or share[0] < least:
+        value[0] = logits[row, token[0]] * inverse[0]
+        share[0] = T.exp(value[0] - peak[0])
+        if value[0] == -T.infinity(T.float32) or share[0] < least[0]:
             share[0] = T.float32(-1)
 
     @T.prim_func
@@ -59,23 +59,35 @@ def logprob_rows(*, width: int, threads: int = 256):
             mass = T.alloc_local((1,), T.int64)
             many = T.alloc_local((1,), T.int64)
             cut = T.alloc_local((2,), T.int64)
+            # What is needed more than once: the passes expand what is no variable.
+            inverse = T.alloc_local((1,), T.float32)
+            least = T.alloc_local((1,), T.float32)
+            room = T.alloc_local((1,), T.int64)
+            token = T.alloc_local((1,), T.int32)
+            rank = T.alloc_local((1,), T.int64)
+            weight = T.alloc_local((1,), T.int64)
+            one = T.alloc_local((1,), T.int64)
+            rate = T.alloc_local((1,), T.int64)
+            limit = T.alloc_local((1,), T.int64)
+            each = T.alloc_local((1,), T.int64)
+            ahead = T.alloc_local((1,), T.int64)
             for step in T.serial(T.ceildiv(rows, VECTOR_CORES)):
                 row = step * VECTOR_CORES + core
                 if row < rows:
                     greedy = temperature[row] < T.float32(GREEDY_BELOW)
-                    inverse = T.if_then_else(greedy, T.float32(1), T.float32(1) / temperature[row])
-                    least = min_p[row]
-                    room = T.if_then_else(
-                        greedy, T.int64(1), T.if_then_else(top_k[row] > 0, T.cast(top_k[row], T.int64), T.int64(width))
-                    )
-                    ordered = top_p[row] < T.float32(1) or room < T.int64(width)
+                    inverse[0] = T.if_then_else(greedy, T.float32(1), T.float32(1) / temperature[row])
+                    least[0] = min_p[row]
+                    room[0] = T.if_then_else(top_k[row] > 0, T.cast(top_k[row], T.int64), T.int64(width))
+                    if greedy:
+                        room[0] = T.int64(1)
+                    ordered = top_p[row] < T.float32(1) or room[0] < T.int64(width)
 
                     peak[0] = -T.infinity(T.float32)
                     sound[0] = 1
                     for i in T.serial(turns):
-                        token = i * threads + lane
-                        if token < width:
-                            value[0] = logits[row, token] * inverse
+                        token[0] = i * threads + lane
+                        if token[0] < width:
+                            value[0] = logits[row, token[0]] * inverse[0]
                             if is_nan(value[0]):
                                 sound[0] = 0
                             peak[0] = T.max(peak[0], value[0])
@@ -92,8 +104,9 @@ def logprob_rows(*, width: int, threads: int = 256):
                     else:
                         sums[0] = T.int64(0)
                         for i in T.serial(turns):
-                            if i * threads + lane < width:
-                                read(value, share, logits, row, i * threads + lane, inverse, peak[0], least)
+                            token[0] = i * threads + lane
+                            if token[0] < width:
+                                read(value, share, logits, row, token, inverse, peak, least)
                                 if share[0] >= T.float32(0):
                                     sums[0] = sums[0] + T.cast(share[0] * T.float32(ONE), T.int64)
                         add_up(part, sums, lane, threads, 1)
@@ -103,52 +116,58 @@ def logprob_rows(*, width: int, threads: int = 256):
                         T.sync_threads()
                         if ordered:
                             # floor(mass * top_p), by halves: the product does not fit into 64 bits.
-                            rate = T.cast(
+                            rate[0] = T.cast(
                                 T.max(T.min(top_p[row], T.float32(1)), T.float32(0)) * T.float32(2.0**31), T.int64
                             )
-                            limit = (((mass[0] >> T.int64(32)) * rate) << T.int64(1)) + (
-                                ((mass[0] & T.int64(LOW_WORD)) * rate) >> T.int64(31)
+                            limit[0] = (((mass[0] >> T.int64(32)) * rate[0]) << T.int64(1)) + (
+                                ((mass[0] & T.int64(LOW_WORD)) * rate[0]) >> T.int64(31)
                             )
                             for digit in T.serial(DIGITS):
-                                one = T.int64(1) << T.cast(2 * (DIGITS - 1 - digit), T.int64)
+                                one[0] = T.int64(1) << T.cast(2 * (DIGITS - 1 - digit), T.int64)
                                 for j in T.serial(6):
                                     sums[j] = T.int64(0)
                                 for i in T.serial(turns):
-                                    if i * threads + lane < width:
-                                        read(value, share, logits, row, i * threads + lane, inverse, peak[0], least)
+                                    token[0] = i * threads + lane
+                                    if token[0] < width:
+                                        read(value, share, logits, row, token, inverse, peak, least)
                                         if share[0] >= T.float32(0):
+                                            rank[0] = rank_of(value[0]) - cut[0]
+                                            weight[0] = T.cast(share[0] * T.float32(ONE), T.int64)
                                             for j in T.serial(3):
-                                                if rank_of(value[0]) >= cut[0] + T.cast(j + 1, T.int64) * one:
-                                                    sums[j] = sums[j] + T.cast(share[0] * T.float32(ONE), T.int64)
+                                                if rank[0] >= T.cast(j + 1, T.int64) * one[0]:
+                                                    sums[j] = sums[j] + weight[0]
                                                     sums[3 + j] = sums[3 + j] + T.int64(1)
                                 add_up(part, sums, lane, threads, 6)
                                 many[0] = T.int64(0)
                                 for j in T.serial(3):
-                                    if part[j * threads] > limit or part[(3 + j) * threads] >= room:
+                                    if part[j * threads] > limit[0] or part[(3 + j) * threads] >= room[0]:
                                         many[0] = T.cast(j + 1, T.int64)
-                                cut[0] = cut[0] + many[0] * one
+                                cut[0] = cut[0] + many[0] * one[0]
                                 T.sync_threads()
                             # Above the lowest value: mass and number; of it: number and mass.
                             for j in T.serial(4):
                                 sums[j] = T.int64(0)
                             for i in T.serial(turns):
-                                if i * threads + lane < width:
-                                    read(value, share, logits, row, i * threads + lane, inverse, peak[0], least)
+                                token[0] = i * threads + lane
+                                if token[0] < width:
+                                    read(value, share, logits, row, token, inverse, peak, least)
                                     if share[0] >= T.float32(0):
-                                        if rank_of(value[0]) > cut[0]:
-                                            sums[0] = sums[0] + T.cast(share[0] * T.float32(ONE), T.int64)
+                                        rank[0] = rank_of(value[0]) - cut[0]
+                                        weight[0] = T.cast(share[0] * T.float32(ONE), T.int64)
+                                        if rank[0] > T.int64(0):
+                                            sums[0] = sums[0] + weight[0]
                                             sums[1] = sums[1] + T.int64(1)
-                                        elif rank_of(value[0]) == cut[0]:
+                                        elif rank[0] == T.int64(0):
                                             sums[2] = sums[2] + T.int64(1)
-                                            sums[3] = sums[3] + T.cast(share[0] * T.float32(ONE), T.int64)
+                                            sums[3] = sums[3] + weight[0]
                             add_up(part, sums, lane, threads, 4)
                             many[0] = part[2 * threads]
                             if many[0] > T.int64(0):
-                                each = part[3 * threads] // part[2 * threads]
-                                many[0] = T.min(many[0], room - part[threads])
-                                if each > T.int64(0):
-                                    many[0] = T.min(many[0], (limit - part[0]) // each + T.int64(1))
-                                mass[0] = part[0] + many[0] * each
+                                each[0] = part[3 * threads] // part[2 * threads]
+                                many[0] = T.min(many[0], room[0] - part[threads])
+                                if each[0] > T.int64(0):
+                                    many[0] = T.min(many[0], (limit[0] - part[0]) // each[0] + T.int64(1))
+                                mass[0] = part[0] + many[0] * each[0]
                             else:
                                 mass[0] = part[0]
                             whole = many[0] == part[2 * threads]
@@ -158,16 +177,18 @@ def logprob_rows(*, width: int, threads: int = 256):
                             if found[0] == T.int64(0):
                                 cut[1] = T.int64(0)
                                 for digit in T.serial(ID_DIGITS):
-                                    one = T.int64(1) << T.cast(2 * (ID_DIGITS - 1 - digit), T.int64)
+                                    one[0] = T.int64(1) << T.cast(2 * (ID_DIGITS - 1 - digit), T.int64)
                                     for j in T.serial(3):
                                         sums[j] = T.int64(0)
                                     for i in T.serial(turns):
-                                        token = i * threads + lane
-                                        if token < width:
-                                            read(value, share, logits, row, token, inverse, peak[0], least)
-                                            if share[0] >= T.float32(0) and rank_of(value[0]) == cut[0]:
+                                        token[0] = i * threads + lane
+                                        if token[0] < width:
+                                            read(value, share, logits, row, token, inverse, peak, least)
+                                            rank[0] = rank_of(value[0])
+                                            ahead[0] = T.cast(token[0], T.int64) - cut[1]
+                                            if share[0] >= T.float32(0) and rank[0] == cut[0]:
                                                 for j in T.serial(3):
-                                                    if T.cast(token, T.int64) < cut[1] + T.cast(j + 1, T.int64) * one:
+                                                    if ahead[0] < T.cast(j + 1, T.int64) * one[0]:
                                                         sums[j] = sums[j] + T.int64(1)
                                     add_up(part, sums, lane, threads, 3)
                                     limit_id = T.alloc_local((1,), T.int64)
@@ -175,20 +196,19 @@ def logprob_rows(*, width: int, threads: int = 256):
                                     for j in T.serial(3):
                                         if part[j * threads] <= many[0]:
                                             limit_id[0] = T.cast(j + 1, T.int64)
-                                    cut[1] = cut[1] + limit_id[0] * one
+                                    cut[1] = cut[1] + limit_id[0] * one[0]
                                     T.sync_threads()
                         log_mass = T.log(T.cast(mass[0], T.float32) * T.float32(1 / ONE))
                         for i in T.serial(turns):
-                            token = i * threads + lane
-                            if token < width:
-                                read(value, share, logits, row, token, inverse, peak[0], least)
-                                stays = rank_of(value[0]) > cut[0] or (
-                                    rank_of(value[0]) == cut[0] and T.cast(token, T.int64) < cut[1]
-                                )
+                            token[0] = i * threads + lane
+                            if token[0] < width:
+                                read(value, share, logits, row, token, inverse, peak, least)
+                                rank[0] = rank_of(value[0])
+                                stays = rank[0] > cut[0] or (rank[0] == cut[0] and T.cast(token[0], T.int64) < cut[1])
                                 if share[0] >= T.float32(0) and stays:
-                                    out[row, token] = value[0] - peak[0] - log_mass
+                                    out[row, token[0]] = value[0] - peak[0] - log_mass
                                 else:
-                                    out[row, token] = -T.infinity(T.float32)
+                                    out[row, token[0]] = -T.infinity(T.float32)
                         T.sync_threads()
 
     return logprob_rows
