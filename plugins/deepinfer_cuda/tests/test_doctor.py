@@ -84,3 +84,22 @@ def test_a_cache_that_cannot_be_written_is_a_problem(machine, tmp_path):
     found = machine(writable=False)["kernels"]
     assert problem(found) == f"compiled kernels cannot be kept in {tmp_path}"
     assert found.remedy == "set DEEPINFER_CUDA_CACHE to one that can"
+
+
+def test_named_vendor_libraries_are_told_with_their_version(machine, monkeypatch):
+    monkeypatch.setenv("DEEPINFER_CUDA_VENDORS", "gemm")
+    monkeypatch.setattr("deepinfer_cuda.vendor.loading.version", lambda name: "2.9.0")
+    found = machine()["vendor gemm"]
+    assert (found.status, found.detail) == ("ok", "deepinfer-gemm 2.9.0")
+
+
+@pytest.mark.parametrize(
+    ("named", "what"),
+    [
+        ("flashmla", "vendor library 'flashmla' cannot be used"),
+        ("gem", "DEEPINFER_CUDA_VENDORS names 'gem', which is no vendor library; did you mean 'gemm'?"),
+    ],
+)
+def test_a_named_vendor_library_that_is_not_there_is_a_problem(machine, monkeypatch, named, what):
+    monkeypatch.setenv("DEEPINFER_CUDA_VENDORS", named)
+    assert problem(machine()["vendors"]) == what

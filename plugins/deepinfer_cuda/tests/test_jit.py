@@ -1,6 +1,9 @@
 """The decorator, the caches and warm-up, without a device."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -88,6 +91,52 @@ def test_build_puts_the_kernel_into_the_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("DEEPINFER_CUDA_CACHE", str(tmp_path))
     doubled.build("sm_90a", width=256)
     assert list(tmp_path.glob("tilelang-*/cuda-*/sm_90a/**/*.so"))
+
+
+CARRIED = """
+import sys
+sys.path.insert(0, {tests!r})
+from doubling_kernel import doubled
+from deepinfer_core.errors import BackendUnavailable
+from deepinfer_cuda.jit import compiling, folder, toolkit
+if sys.argv[1] == "without":
+    import tilelang.contrib.nvcc
+    def absent():
+        raise RuntimeError("no compiler on this machine")
+    tilelang.contrib.nvcc.get_nvcc_compiler = absent
+    for module in (compiling, folder, toolkit):
+        module.toolkit_version = lambda: ""
+    toolkit.nvcc = lambda: ""
+try:
+    doubled.build("sm_90a", width=256)
+except BackendUnavailable as exc:
+    print(exc.reason)
+else:
+    print("there")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not toolkit.nvcc(), reason="no nvcc")
+def test_carried_kernels_need_no_compiler_and_damaged_ones_are_compiled_again(tmp_path):
+    """Each in a process of its own: within one, TileLang has kernels in its memory."""
+
+    def child(compilers):
+        env = {**os.environ, "DEEPINFER_CUDA_CACHE": str(tmp_path)}
+        text = CARRIED.format(tests=str(Path(__file__).parent))
+        command = [sys.executable, "-c", text, compilers]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=300)
+        return done.stdout.splitlines()[-1]  # TileLang logs that it found a damaged entry
+
+    assert child("with") == "there"
+    [entry] = tmp_path.glob("**/executable.so")
+    whole = entry.read_bytes()
+    assert child("without") == "there"
+    assert entry.read_bytes() == whole
+    entry.write_bytes(whole[:1000])
+    assert child("with") == "there"
+    assert len(entry.read_bytes()) == len(whole)
 
 
 def test_build_without_a_compiler_says_so(monkeypatch, tmp_path):

@@ -6,12 +6,15 @@ import os
 import re
 from pathlib import Path
 
+from deepinfer_core.errors import ConfigError, VendorImportError
 from deepinfer_core.types import DoctorCheck, HostInfo, ProbeReport
 from deepinfer_cuda.arches import compiler_arch
 from deepinfer_cuda.jit.folder import VARIABLE, cache_folder, cache_root, tilelang_version
 from deepinfer_cuda.jit.toolkit import host_compiler, nvcc, toolkit_version
 from deepinfer_cuda.probe import probe
 from deepinfer_cuda.torch_build import torch_build
+from deepinfer_cuda.vendor import serving as vendors
+from deepinfer_cuda.vendor.loading import installed
 
 _WARM = "carry a cache made elsewhere with python -m deepinfer_cuda.jit.warm"
 _DRIVER_CUDA = re.compile(r"CUDA (\d+)\.(\d+)")
@@ -21,7 +24,7 @@ def checks(host: HostInfo) -> list[DoctorCheck]:
     """One line for each thing that is looked at, beside the device, which the core tells. Creates no CUDA context."""
     report = probe(host)
     arch = compiler_arch(report.arch) if report.usable else ""
-    return [_torch(), *_compilers(report, arch), _cache(arch)]
+    return [_torch(), *_compilers(report, arch), _cache(arch), *_vendors()]
 
 
 def _torch() -> DoctorCheck:
@@ -82,6 +85,19 @@ def _cache(arch: str) -> DoctorCheck:
         reason=f"{existing} is no folder that can be written",
         remedy=f"set {VARIABLE} to one that can",
     )
+
+
+def _vendors() -> list[DoctorCheck]:
+    """The vendor libraries that the user names. They are not imported, which might create a context: their symbols are
+    looked up where the backend is created."""
+    if not os.environ.get(vendors.VARIABLE):
+        return []  # the table imports torch
+    from deepinfer_cuda.vendor.table import VENDORS
+
+    try:
+        return [DoctorCheck(f"vendor {name}", "ok", installed(VENDORS[name])) for name in vendors.chosen()]
+    except (VendorImportError, ConfigError) as exc:
+        return [DoctorCheck("vendors", "problem", exc.what, reason=exc.reason, remedy=exc.remedy)]
 
 
 def kernels_in(folder: Path) -> int:
