@@ -154,6 +154,14 @@ def test_plugins_warns_of_an_unknown_variable_on_stderr(alone, capsys, monkeypat
             ),
         ),
         (
+            ["plugins", "--out", "x", "lock"],
+            (
+                "deepinfer: E_USAGE: no option '--out'\n"
+                "  reason: it belongs behind the command: lock\n"
+                "  remedy: run: deepinfer plugins lock --out ...\n"
+            ),
+        ),
+        (
             ["generate", "--sync-guard", "x"],
             (
                 "deepinfer: E_USAGE: no option '--sync-guard'\n"

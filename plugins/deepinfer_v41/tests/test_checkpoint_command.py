@@ -151,3 +151,8 @@ def test_manifest_and_hook_declare_the_same_commands():
     assert [spec.name for spec in specs] == ["checkpoint", "released"]
     for spec in specs:
         assert f'{{ name = "{spec.name}", summary = "{spec.help}" }}' in TOML.read_text("utf-8")
+
+
+def test_folder_that_is_not_there_is_told_without_options_of_other_commands(tmp_path, capsys):
+    assert cli.main(["checkpoint", str(tmp_path / "none")]) == 4
+    assert capsys.readouterr().err.endswith("  remedy: give the path of a checkpoint folder\n")

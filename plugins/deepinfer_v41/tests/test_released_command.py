@@ -74,7 +74,9 @@ def test_folder_that_holds_something_is_left_alone(tmp_path, capsys):
 def test_folder_that_cannot_be_written_is_an_output_error(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert cli.main(["released", str(tmp_path / "file")]) == 74
-    assert "E_OUTPUT: cannot write" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "E_OUTPUT: cannot write" in err
+    assert "remedy: give a new folder in a place that can be written\n" in err
 
 
 def test_data_is_json_where_it_is_asked_for(tmp_path, capsys):

@@ -98,6 +98,15 @@ def test_lock_that_cannot_be_made_is_told_at_once(monkeypatch):
     )
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that gives zeros without end")
+def test_device_is_no_file_of_baselines_to_update():
+    with pytest.raises(BaselineError) as caught, held_baseline(Path("/dev/full")):
+        pass
+    assert str(caught.value).startswith(
+        "E_BASELINE: cannot update the file of baselines /dev/full\n  reason: it is no regular file\n"
+    )
+
+
 def test_missing_file_is_an_error_unless_it_is_to_be_made(tmp_path):
     path = tmp_path / "b.json"
     with pytest.raises(BaselineError) as caught:

@@ -13,16 +13,19 @@ from deepinfer_core.types import ModelCard
 
 MAX_CONFIG_BYTES = 4 << 20
 _LAYOUT = "a folder with config.json, *.safetensors and tokenizer.json"
+_OTHERWISE = "leave --model out for the small checkpoint of an installed plugin"
 
 
-def read_model_card(model: str | os.PathLike[str]) -> ModelCard:
+def read_model_card(model: str | os.PathLike[str], *, otherwise: str = _OTHERWISE) -> ModelCard:
     """The card of the checkpoint in folder ``model``.
+
+    :param otherwise: What a reader can do but give another folder, for the remedy where there is none.
 
     :raises ModelNotFound: the folder or its ``config.json`` does not exist.
     :raises ModelConfigError: ``config.json`` is not a JSON object with ``architectures``.
     """
     folder = Path(os.path.expanduser(model))  # not Path.expanduser, which raises for a user that nobody knows
-    _require_folder(folder)
+    _require_folder(folder, otherwise)
     path = folder / "config.json"
     data = _read(path, folder)
     config = _parse(data, path)
@@ -31,11 +34,11 @@ def read_model_card(model: str | os.PathLike[str]) -> ModelCard:
     )
 
 
-def _require_folder(folder: Path) -> None:
+def _require_folder(folder: Path, otherwise: str) -> None:
     try:
         mode = folder.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError) as exc:  # ValueError: no name that a file can have
-        raise _no_folder(folder) from exc
+        raise _no_folder(folder, otherwise) from exc
     except OSError as exc:  # such as a folder above it that may not be entered
         raise ModelNotFound(
             f"cannot read the folder {folder}",
@@ -52,7 +55,7 @@ def _require_folder(folder: Path) -> None:
         )
 
 
-def _no_folder(folder: Path) -> ModelNotFound:
+def _no_folder(folder: Path, otherwise: str) -> ModelNotFound:
     looks_remote = len(folder.parts) == 2 and not folder.is_absolute() and folder.parts[0] not in (".", "..")
     remedy = "give the path of a checkpoint folder"
     if looks_remote:
@@ -60,7 +63,7 @@ def _no_folder(folder: Path) -> ModelNotFound:
     return ModelNotFound(
         f"no such folder: {folder}",
         reason=f"a checkpoint is {_LAYOUT}",
-        remedy=remedy + ", or leave --model out for the small checkpoint of an installed plugin",
+        remedy=remedy + (f", or {otherwise}" if otherwise else ""),
         details={"model": str(folder)},
     )
 

@@ -164,13 +164,33 @@ def _usage_error(exc: click.UsageError, arguments: Sequence[str]) -> CommandUsag
         params = exc.ctx.command.get_params(exc.ctx) if exc.ctx is not None else []
         known = [name for param in params for name in (*param.opts, *param.secondary_opts) if name.startswith("--")]
         what = f"no option {exc.option_name!r}"
-        elsewhere = _elsewhere(exc.option_name, path)
+        elsewhere = _of_inner(exc.option_name, path, exc.ctx) or _elsewhere(exc.option_name, path)
         if elsewhere is not None:
             return CommandUsageError(what, reason=elsewhere[0], remedy=elsewhere[1])
         what += did_you_mean(exc.option_name, known)
         return CommandUsageError(what, reason=f"{path} has no such option", remedy=remedy)
     text = " ".join(exc.format_message().split()).rstrip(".")  # click puts each choice on a line
     return CommandUsageError(text[:1].lower() + text[1:], reason=f"raised while reading: {path}", remedy=remedy)
+
+
+def _of_inner(option: str, path: str, context: click.Context | None) -> tuple[str, str] | None:
+    """Reason and remedy for an option before the command that has it: ``deepinfer bench --batch 1 decode``."""
+    import click
+
+    if context is None or not isinstance(context.command, click.Group) or context.parent is None:
+        return None
+    group = context.command
+    inner = [(name, group.get_command(context, name)) for name in group.list_commands(context)]
+    names = [
+        name
+        for name, command in inner
+        if command is not None
+        for param in command.params
+        if option in (*param.opts, *param.secondary_opts)
+    ]
+    if not names:
+        return None
+    return f"it belongs behind the command: {', '.join(names)}", f"run: {path} {names[0]} {option} ..."
 
 
 def _elsewhere(option: str, path: str) -> tuple[str, str] | None:

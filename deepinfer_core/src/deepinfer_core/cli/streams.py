@@ -46,13 +46,15 @@ class LossyFile(io.FileIO):
             return memoryview(data).nbytes
 
 
-def unwritable(shown: str, err: OSError) -> OutputError:
-    """The error for a write to ``shown`` that the system refused."""
+def unwritable(
+    shown: str, err: OSError, elsewhere: str = "write elsewhere, with --out or a redirection"
+) -> OutputError:
+    """The error for a write to ``shown`` that the system refused; ``elsewhere``: the remedy where nothing is full."""
     full = err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return OutputError(
         f"cannot write {shown}",
         reason=err.strerror or str(err),
-        remedy="make room there, or write elsewhere" if full else "write elsewhere, with --out or a redirection",
+        remedy="make room there, or write elsewhere" if full else elsewhere,
         details={"path": shown, "errno": errno.errorcode.get(err.errno or 0, "")},
     )
 

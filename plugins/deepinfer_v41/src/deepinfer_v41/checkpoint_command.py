@@ -34,7 +34,7 @@ def checkpoint(state: CommandState, folder: str, headers_only: bool) -> int:
     """
     from deepinfer_v41.weights.inventory import take_inventory  # torch: help and reference do without
 
-    card = read_model_card(folder)
+    card = read_model_card(folder, otherwise="")
     if card.architecture != ARCHITECTURE:
         raise ModelError(
             f"{card.path} holds a {card.architecture}",

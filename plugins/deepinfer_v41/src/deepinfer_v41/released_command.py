@@ -33,7 +33,7 @@ def released(state: CommandState, folder: str) -> int:
             raise CommandUsageError(f"{folder} holds {entry.name}", reason=reason, remedy="give a new folder")
         write_model(path, RELEASED)
     except OSError as err:
-        raise unwritable(folder, err) from err
+        raise unwritable(folder, err, "give a new folder in a place that can be written") from err
     text = RELEASED["text_config"]
     layers, width = text["num_hidden_layers"], text["hidden_size"]
     if state.json:

@@ -66,6 +66,9 @@ class HeldBaseline:
 @contextmanager
 def held_baseline(path: Path) -> Iterator[HeldBaseline]:
     """Take the lock and read the file; none yet has no entries. Raises BaselineError."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        # Before it is read: a device may have no end.
+        raise _unusable(path, "update", OSError(errno.EINVAL, "it is no regular file"))
     with _locked(path):
         yield HeldBaseline(path, read_baseline(path, may_be_missing=True))
 
