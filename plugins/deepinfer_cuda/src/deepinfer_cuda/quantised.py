@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
 import torch
 from attrs import frozen
@@ -50,7 +50,7 @@ class Target:
         codes = out.data if "data" in forms or exact is None else None
         return cls((out.fmt, out.group, out.sf_kind), out.sf, codes, exact)
 
-    def arguments(self, grid: torch.Size) -> Mapping[str, Tensor | None]:
+    def arguments(self, grid: torch.Size) -> dict[str, Any]:
         """What the kernel writes, over rows ``[n, h, width]``."""
         n, heads, width = grid
         fmt, group, _ = self.cast
