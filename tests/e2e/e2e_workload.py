@@ -66,7 +66,7 @@ def workload(count: int, *, longest: int, vocab_size: int, limit: int, seed: int
             top_p=draw.choice((1.0, 0.9)),
             top_k=draw.choice((-1, 20)),
             max_tokens=draw.randint(1, 40),
-            min_tokens=3 if i % 10 == 7 else 0,
+            min_tokens=0,
             **CHANGES[i % len(CHANGES)],
             ignore_eos=draw.random() < 0.5,
             stop=draw.sample(STOPS, 2) if i % 5 == 1 else (),
@@ -74,6 +74,8 @@ def workload(count: int, *, longest: int, vocab_size: int, limit: int, seed: int
             seed=draw.getrandbits(64),
             n=3 if i % 8 == 4 else 1,
         )
+        if i % 10 == 7:
+            params = params.updated({"min_tokens": min(3, params.max_tokens)})
         prompt = tuple(draw.randrange(3, 1500) for _ in range(min(length, limit)))
         jobs.append(Job(prompt, params, draw.randint(0, 12) if i % 7 == 6 and params.n == 1 else None))
     return jobs
