@@ -18,6 +18,7 @@ from deepinfer_core.types import CacheLayer, CacheSpec
 
 MARKS = [
     pytest.mark.emulated,
+    pytest.mark.timeout(600),  # lowering takes seconds, and minutes on a crowded machine
     pytest.mark.skipif(not shutil.which("g++"), reason="lowered kernels are compiled by g++"),
 ]
 MANY = VECTOR_CORES + 6

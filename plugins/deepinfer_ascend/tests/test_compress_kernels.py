@@ -46,6 +46,7 @@ def test_a_chunk():
     assert torch.equal(kept["state"], flat)
 
 
+@pytest.mark.slow  # a chunk weighs its groups by the same macro
 def test_a_decode_step():
     """Two rows of a sequence, the second completes a group that the first belongs to; a row of none; an empty one."""
     state, flat, where = rings()
