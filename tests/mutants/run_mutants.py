@@ -101,9 +101,10 @@ def main(area: str) -> int:
     mutants: list[Mutant] = importlib.import_module(area).MUTANTS
     names = {f"m{place:03}": mutant for place, mutant in enumerate(mutants)}
     with tempfile.TemporaryDirectory() as folder:
-        site, work = Path(folder, "site"), Path(folder, "work")
-        site.mkdir()
-        work.mkdir()
+        site, work, scratch = (Path(folder, name) for name in ("site", "work", "scratch"))
+        for made in (site, work, scratch):
+            made.mkdir()
+        os.environ["TMPDIR"] = tempfile.tempdir = str(scratch)  # what mutants leave behind goes with it
         mutant_backends.install({name: m for name, m in names.items() if m.kind == "backend"}, site)
         before = os.getcwd()
         os.chdir(work)
