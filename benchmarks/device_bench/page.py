@@ -3,8 +3,8 @@
     cd benchmarks && python -m device_bench.page
 
 It reads ``results/gpu-decode.json`` (``decode.py --cut-down --json``), ``gpu-layer.json`` (``layer.py --json``) and
-``gpu-dense.json``, ``gpu-index.json``, ``gpu-sample.json`` (``kernels.py --area NAME --json``); what is not there is
-said to be not measured.
+``gpu-dense.json``, ``gpu-attn.json``, ``gpu-index.json``, ``gpu-sample.json`` (``kernels.py --area NAME --json``); what
+is not there is said to be not measured.
 """  # fmt: skip
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def write() -> None:
     """Between ``<!-- figures: NAME -->`` and ``<!-- end -->``. Raises NoMatplotlib."""
     decode, layer, kernels = (_read(f"gpu-{name}.json") for name in ("decode", "layer", "dense"))
     tables = {"decode": steps(decode), "layer": layers(layer), "dense": products(kernels)}
-    tables |= {name: products(_read(f"gpu-{name}.json"), with_op=True) for name in ("index", "sample")}
+    tables |= {name: products(_read(f"gpu-{name}.json"), with_op=True) for name in ("attn", "index", "sample")}
     text = PAGE.read_text(encoding="utf-8")
     for name, table in tables.items():
         mark = f"<!-- figures: {name} -->"

@@ -44,7 +44,7 @@ def cases(rows: Sequence[int] | None) -> list[Case]:
         found.append(
             Case(
                 "attn.sparse_prefill",
-                f"{HEADS}x{WIDTH}, {WINDOW + CHOSEN} of {keys} keys",
+                f"{HEADS}x{WIDTH}, {WINDOW + CHOSEN} keys",
                 n,
                 bytes=n * (4 * HEADS * WIDTH + 4 * (WINDOW + CHOSEN + HEADS)) + keys * 2 * WIDTH,
                 flop=4.0 * n * HEADS * WIDTH * (WINDOW + CHOSEN),
