@@ -1,22 +1,30 @@
 """``deepinfer --backend ascend --emulate``: the text of ``cpu``, and the mark on everything that comes out."""
 
 import json
+import os
 
 import pytest
 from click.testing import CliRunner
 
+from deepinfer_ascend.jit import serving
+from deepinfer_ascend.jit.serving import parts
 from deepinfer_core import LLM, SamplingParams
 from deepinfer_core.cli.root import root
 
 pytestmark = pytest.mark.emulated
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+SEEDED = SamplingParams(temperature=0.8, top_p=0.95, top_k=40, seed=3, max_tokens=24)
+ROUNDED = {"compress.decode", "compress.prefill", "engram.gate", "mhc.post", "mhc.pre", "norm.rms"}
+ROUNDED |= {"transform.fused", "transform.rotary"}
+"""Ops whose kernels add up in another order, in fp32 for fp64, or round a product before it is added."""
 PROMPTS = ["import os", "def main("]
 BANNER = "EMULATED on the processor: this says nothing of the speed of a device"
 
 
-def texts(**settings):
+def texts(*ways, **settings):
+    """Tokens of each prompt in each way, greedy ones without any."""
     with LLM(kv_memory="64MiB", **settings) as llm:
-        return [output.token_ids for output in llm.generate(PROMPTS, GREEDY)]
+        return [output.token_ids for params in ways or (GREEDY,) for output in llm.generate(PROMPTS, params)]
 
 
 @pytest.mark.parametrize("mode", ["released", pytest.param("exact", marks=pytest.mark.slow)])
@@ -26,14 +34,38 @@ def test_tokens_are_those_of_cpu(mode):
 
 
 @pytest.mark.slow
-def test_lowered_kernels_give_the_tokens_of_cpu(monkeypatch, tmp_path):
-    """Every op that has a kernel of ours: executed from AscendC, in every layer of every step."""
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("mode", ["exact", "released"])
+def test_lowered_kernels_give_the_tokens_of_cpu(monkeypatch, tmp_path, mode):
+    """Every op that has a kernel of ours: executed from AscendC, in every layer of every step.
+
+    In exact arithmetic no greedy step and no draw here is close. In released rounding a relative error of 1e-7 in the
+    mixing coefficients moves logits by 0.1: codes of casts change, layer upon layer. There the ops of ``ROUNDED`` are
+    the plain ones, and all others have to give the bits of ``cpu``.
+    """
     pytest.importorskip("tilelang", reason="deepinfer-ascend[kernels] is not installed")
-    monkeypatch.setenv("DEEPINFER_ASCEND_CACHE", str(tmp_path))
+    if "DEEPINFER_ASCEND_CACHE" not in os.environ:
+        monkeypatch.setenv("DEEPINFER_ASCEND_CACHE", str(tmp_path))
     monkeypatch.setenv("DEEPINFER_ASCEND_LOWERED", "1")
-    found = texts(backend="ascend", emulate=True)
-    assert list(tmp_path.glob("rms_rows-*.so"))
-    assert found == texts(backend="cpu")
+    if mode == "released":
+        serve = serving.serve
+        kept = lambda ops: {op: call for op, call in serve(ops).items() if op not in ROUNDED}  # noqa: E731
+        monkeypatch.setattr(serving, "serve", kept)
+    executed = set()
+    monkeypatch.setattr(parts.hosted, "run", noted(parts.hosted.run, executed))
+    found = texts(GREEDY, SEEDED, backend="ascend", emulate=True, numeric_mode=mode)
+    assert executed >= {"feed_rows", "post_rows" if mode == "exact" else "cast_rows"}
+    assert found == texts(GREEDY, SEEDED, backend="cpu", numeric_mode=mode)
+
+
+def noted(run, names):
+    """``run``, which adds the name of each kernel that it executes to ``names``."""
+
+    def call(kernel, *arguments, **options):
+        names.add(kernel.name)
+        return run(kernel, *arguments, **options)
+
+    return call
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 ``python -m deepinfer_ascend.jit.survey --json golden_kernels.json`` writes the golden file.
 """
 
+import ast
 import sys
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from deepinfer_ascend.jit.structure import pipes, too_large, unknown
 from deepinfer_ascend.jit.survey import label
 
 pytest.importorskip("tilelang", reason="deepinfer-ascend[kernels] is not installed")
+SHIPPED = Path(registry.__file__).parents[1]
+"""The package."""
 
 
 def test_every_factory_has_sizes_and_a_golden_structure():
@@ -39,6 +42,32 @@ def test_a_kernel_is_made_again_where_a_module_that_it_uses_changes():
             left = {module for module in named if module.startswith("deepinfer_ascend.tl.")} - used
         files = {Path(sys.modules[module].__file__) for module in used}
         assert files | {chip, formats, lowering} == set(kernel_files(name)), name
+
+
+def held(node):
+    """Buffers that an expression reads."""
+    return {n.value.id for n in ast.walk(node) if isinstance(n, ast.Subscript) and isinstance(n.value, ast.Name)}
+
+
+def written_in(body):
+    """Buffers that statements write; a macro may write what it is given."""
+    for node in (n for statement in body for n in ast.walk(statement)):
+        targets = getattr(node, "targets", [getattr(node, "target", None)])
+        yield from (t.value.id for t in targets if isinstance(t, ast.Subscript) and isinstance(t.value, ast.Name))
+        if isinstance(node, ast.Call):
+            yield from (argument.id for argument in node.args if isinstance(argument, ast.Name))
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path(lowering_module.__file__).parents[1].glob("tl/*.py")), ids=lambda p: p.stem
+)
+def test_no_condition_asks_again_what_its_body_has_changed(path):
+    """The passes take a condition to hold in all of its body, whatever that writes: one below it is removed."""
+    conditions = (ast.If, ast.While, ast.IfExp)
+    for outer in (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.If | ast.While)):
+        changed = held(outer.test) & set(written_in(outer.body))
+        for node in (n for statement in outer.body for n in ast.walk(statement) if isinstance(n, conditions)):
+            assert not held(node.test) & changed, f"line {node.lineno}: {ast.unparse(node.test)}"
 
 
 @pytest.mark.slow
@@ -76,6 +105,6 @@ def test_signatures_are_read_from_the_source():
 
 
 def test_sizes_of_the_shim_are_those_of_the_chip():
-    text = (Path(registry.__file__).parents[1] / "emulation/shim/tl_templates/ascend/common.h").read_text()
+    text = (SHIPPED / "emulation/shim/tl_templates/ascend/common.h").read_text()
     assert f"Memory<{UB_BYTES >> 10} * 1024> UB" in text
     assert f"Memory<{L1_BYTES >> 10} * 1024> L1" in text

@@ -16,19 +16,21 @@ NEVER = -float("inf")
 def draws(logprobs, seeds, positions, kind):
     given = {"logprobs": logprobs, "seeds": seeds, "positions": positions, "kind": kind, "rows": len(logprobs)}
     tokens = torch.empty(len(logprobs), dtype=torch.int32)
-    return execute("draw_rows", {"width": WIDTH}, {"tokens": tokens}, **given)["tokens"]
+    return execute("draw_rows", {"width": logprobs.shape[1]}, {"tokens": tokens}, **given)["tokens"]
 
 
-@pytest.mark.parametrize("kind", [0, 1, 4])
-def test_tokens_are_those_of_the_plain_draw(kind):
-    """Rows without weight, of NaN, of a few tokens, of the last one alone."""
-    logprobs = torch.log_softmax(torch.randn(MANY, WIDTH) * 4, 1)
+@pytest.mark.parametrize(("kind", "width"), [(0, WIDTH), (1, 9001), (4, WIDTH)])
+def test_tokens_are_those_of_the_plain_draw(kind, width):
+    """Rows without weight, of NaN, of a few tokens, of the last one alone, of equals. Of 9,001 tokens a thread looks at
+    two of the stretch that the number falls into."""
+    logprobs = torch.log_softmax(torch.randn(MANY, width) * 4, 1)
+    logprobs[7:20] = -8.0
     logprobs[3], logprobs[3, 7], logprobs[4] = -100.0, -99.0, float("nan")
     logprobs[5, 10:], logprobs[6], logprobs[6, -1] = NEVER, NEVER, 0.0
     seeds, positions = torch.randint(-(2**63), 2**63 - 1, (MANY,)), torch.randint(0, 2**20, (MANY,))
     tokens = draws(logprobs, seeds, positions, kind)
     assert torch.equal(tokens, plain_op("sample.draw")(logprobs, seeds, positions, case=kind))
-    assert tokens[[3, 4, 6]].tolist() == [7, 0, WIDTH - 1]
+    assert tokens[[3, 4, 6]].tolist() == [7, 0, width - 1]
 
 
 def test_the_draws_of_the_specification():

@@ -45,6 +45,7 @@ def draw_rows(*, width: int, threads: int = 512):
             places = T.alloc_shared((threads,), T.int32)
             own = T.alloc_local((1,), T.int64)
             before = T.alloc_local((1,), T.int64)
+            above = T.alloc_local((1,), T.int64)
             chosen = T.alloc_local((1,), T.int32)
             top = T.alloc_local((1,), T.float32)
             hashed = T.alloc_local((1,), T.uint64)
@@ -101,12 +102,15 @@ def draw_rows(*, width: int, threads: int = 512):
                         for i in T.serial(lane):
                             before[0] = before[0] + part[i]
                         if before[0] <= target and target < before[0] + own[0]:  # of all threads, one
+                            # Its first token whose sum is above. The passes would take the condition itself for known.
+                            above[0] = before[0]
+                            chosen[0] = 0
                             for i in T.serial(each):
                                 if lane * each + i < stretch and first + i < width:
-                                    own[0] = weight(logprobs[row, first + i])
-                                    if before[0] <= target and target < before[0] + own[0]:
-                                        tokens[row] = first + i
-                                    before[0] = before[0] + own[0]
+                                    above[0] = above[0] + weight(logprobs[row, first + i])
+                                    if above[0] <= target:
+                                        chosen[0] = i + 1
+                            tokens[row] = first + chosen[0]
                         T.sync_threads()
 
     return draw_rows

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deepinfer_ascend.chip import VECTOR_CORES
 from deepinfer_ascend.jit.serving.parts import Served, is_int32, is_rows, run
 from deepinfer_ascend.tensors import QuantTensor
 
@@ -88,12 +89,12 @@ def load_segments(
         return served.op(view, segments, total, dtype=dtype, out=out)
     cache = flat_cache(view)
     given = {"segments": segments.contiguous(), "page": view.page, "runs": len(segments), "total": total}
-    rows = int((segments[:, 2] - segments[:, 1]).max())
+    cores = VECTOR_CORES  # the device alone knows how long the longest run is
     if codes:
         data = torch.zeros(total, layout.data_bytes(view.width), dtype=torch.uint8, device=segments.device)
         sf = torch.zeros(total, layout.scale_bytes(view.width), dtype=torch.uint8, device=segments.device)
         given |= {"cache": cache, "codes": data, "sf": sf, "stride": view.block_stride, "size": cache.numel()}
-        run("load_codes", rows, {"format": view.format, "width": view.width}, **given)
+        run("load_codes", cores, {"format": view.format, "width": view.width}, **given)
         group = layout.group_of(view.width)
         return QuantTensor.of_codes(data, sf, fmt=layout.fmt, group=group, sf_kind=layout.sf_kind)
     sizes = {"width": view.width, "dtype": RESULTS[result]}
@@ -105,7 +106,7 @@ def load_segments(
         name, cache, stride = found
         run(
             "load_numbers",
-            rows,
+            cores,
             sizes | {"stored": name},
             cache=cache,
             stride=stride,
@@ -115,7 +116,7 @@ def load_segments(
         )
         return made
     given |= {"cache": cache, "stride": view.block_stride, "size": cache.numel(), "y": made}
-    run("load_runs", rows, sizes | {"format": view.format}, **given)
+    run("load_runs", cores, sizes | {"format": view.format}, **given)
     return made
 
 
