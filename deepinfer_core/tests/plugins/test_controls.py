@@ -201,7 +201,8 @@ def test_generate_reads_the_entry_points_of_the_environment_once(monkeypatch, ca
         return whole(**selection)
 
     monkeypatch.setattr(metadata, "entry_points", counted)
-    discovery.installed_entry_points.cache_clear()
+    for kept in (discovery.installed_entry_points, discovery.scanned_entry_points, discovery.unread_distributions):
+        kept.cache_clear()
     assert cli.main(["generate", "--backend", "cpu", "--max-tokens", "2", "Once upon a time"]) == 0
     assert calls == [{}]
 

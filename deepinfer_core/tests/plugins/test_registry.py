@@ -248,7 +248,7 @@ def test_entry_points_that_must_not_be_read_are_told_where_the_scan_takes_them_f
     monkeypatch.setattr(os, "stat", stat)
     monkeypatch.setattr(os, "access", lambda path, mode: path != entries and real_access(path, mode))
     monkeypatch.setattr(metadata, "distributions", lambda: [metadata.PathDistribution(home)])
-    monkeypatch.setattr(discovery, "_scan", lambda: ())  # it went through
+    monkeypatch.setattr(discovery, "scanned_entry_points", lambda: ())  # it went through
     discovery.unread_distributions.cache_clear()
     try:
         [warning] = discovery.unread_distributions()

@@ -54,14 +54,16 @@ class Found:
 def installed_entry_points() -> tuple[metadata.EntryPoint, ...]:
     """Our entry points of the environment, distributions de-duplicated. Read once in a process."""
     groups = (MANIFEST_GROUP, *KIND_OF_GROUP)
-    scanned = _scan()
+    scanned = scanned_entry_points()
     if scanned is None:
         return tuple(entry for entry in _one_by_one() if entry.group in groups)
     return tuple(entry for group in groups for entry in scanned.select(group=group))
 
 
 @functools.cache
-def _scan() -> Any:  # metadata.EntryPoints | None; the declared interface is another one before Python 3.12
+def scanned_entry_points() -> (
+    Any
+):  # metadata.EntryPoints | None; the declared interface is another one before Python 3.12
     """All entry points; None where one damaged entry_points.txt, of whatever package, stops the whole scan."""
     try:
         return metadata.entry_points()
@@ -87,7 +89,7 @@ def unread_distributions() -> tuple[str, ...]:
     ``importlib.metadata`` takes a file that it must not read for one that is not there.
     """
     warnings = []
-    damaged = _scan() is None
+    damaged = scanned_entry_points() is None
     for dist in metadata.distributions():
         path = getattr(dist, "_path", None)
         reason = _unreadable(path / ENTRY_POINTS) if isinstance(path, Path) else ""
