@@ -3,8 +3,7 @@
     cd benchmarks && python -m device_bench.page
 
 It reads ``results/gpu-decode.json`` (``decode.py --cut-down --json``), ``gpu-layer.json`` (``layer.py --json``) and
-``gpu-dense.json``, ``gpu-attn.json``, ``gpu-index.json``, ``gpu-sample.json`` (``kernels.py --area NAME --json``); what
-is not there is said to be not measured.
+``gpu-AREA.json`` (``kernels.py --area AREA --json``); what is not there is said to be not measured.
 """  # fmt: skip
 
 from __future__ import annotations
@@ -14,6 +13,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from kernel_bench.cases import AREAS
+
+from device_bench import aims
 from device_bench.plot import Result, draw
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -26,6 +28,9 @@ def write() -> None:
     decode, layer, kernels = (_read(f"gpu-{name}.json") for name in ("decode", "layer", "dense"))
     tables = {"decode": steps(decode), "layer": layers(layer), "dense": products(kernels)}
     tables |= {name: products(_read(f"gpu-{name}.json"), with_op=True) for name in ("attn", "index", "sample")}
+    areas = {area: _read(f"gpu-{area}.json") for area in AREAS}
+    runs = "\n".join(f"* {area}: {_run(one)}" for area, one in areas.items() if one)
+    tables |= {"aims": f"{aims.figures(areas)}\n\n{runs}", "behind": aims.behind(areas)}
     text = PAGE.read_text(encoding="utf-8")
     for name, table in tables.items():
         mark = f"<!-- figures: {name} -->"
@@ -73,7 +78,7 @@ def products(result: Result | None, *, with_op: bool = False) -> str:
         cells = " | ".join(_cell(found.get(size), result["ceilings"]) for size in sizes)
         rows.append(f"| {f'{op} {name}'.strip() if with_op else name} | {cells} |")
     head = f"| µs, share of the floor | {' | '.join(f'{size} rows' for size in sizes)} |"
-    return _table(f"{_where(result)}, {_ceilings(result)}.", head, rows)
+    return _table(_run(result), head, rows)
 
 
 def _cell(case: Result | None, ceilings: Result) -> str:
@@ -85,6 +90,11 @@ def _cell(case: Result | None, ceilings: Result) -> str:
 
 def _table(said: str, head: str, rows: list[str]) -> str:
     return "\n".join([said, "", head, "| " + " | ".join(["---"] * (head.count("|") - 1)) + " |", *rows])
+
+
+def _run(result: Result) -> str:
+    """Where and when, the ceilings, and what else is to be known."""
+    return ". ".join([f"{_where(result)}, {_ceilings(result)}", *([result["note"]] if "note" in result else [])])
 
 
 def _where(result: Result) -> str:

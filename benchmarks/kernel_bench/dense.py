@@ -13,7 +13,7 @@ from deepinfer_cuda.ops.quant import prepare_weight
 from kernel_bench.cases import Case
 from kernel_bench.harness import Call
 
-ROWS = (1, 8, 64, 256, 384, 1536, 4096)
+ROWS = (1, 8, 16, 64, 256, 4096)
 FP8 = {
     "q_a+kv": (1792, 5120),
     "q_b": (32768, 1280),
@@ -36,7 +36,7 @@ def cases(rows: Sequence[int] | None) -> list[Case]:
     for m in rows or ROWS:
         found += [_fp8(name, m, *shape) for name, shape in FP8.items()]
         found += [_plain(name, m, *shape) for name, shape in BF16.items()]
-        if m <= 1536:
+        if m <= 256:
             found.append(_plain("logits", m, *LOGITS, torch.float32))
         found.append(_heads(m))
     return found

@@ -43,8 +43,8 @@ def input_sets(num_bytes: int) -> int:
     return max(1, min(MAX_SETS, -(-ROTATED_BYTES // max(1, num_bytes))))
 
 
-def measure(calls: Sequence[Call]) -> Timing:
-    """Time ``calls``, one for each input set, visited in turn.
+def measure(calls: Sequence[Call], seconds: float = CASE_SECONDS) -> Timing:
+    """Time ``calls``, one for each input set, visited in turn, for about ``seconds`` of the device.
 
     What a call returns is kept until the graph is gone, so that each writes memory of its own.
 
@@ -59,7 +59,7 @@ def measure(calls: Sequence[Call]) -> Timing:
     with torch.cuda.graph(graph):
         for i in range(count):
             kept.append(calls[i % len(calls)]())
-    replays = max(REPLAYS[0], min(REPLAYS[1], int(CASE_SECONDS / max(estimate * count, 1e-7))))
+    replays = max(REPLAYS[0], min(REPLAYS[1], int(seconds / max(estimate * count, 1e-7))))
     for _ in range(2):
         graph.replay()
     marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(replays)]

@@ -14,7 +14,7 @@ from deepinfer_cuda.plain import plain_op
 from kernel_bench.cases import Case
 from kernel_bench.harness import Call
 
-REQUESTS = (1, 64, 256)
+REQUESTS = (1, 8, 64, 256)
 BLOCKS, BLOCK, DRAFTS, WINDOW, RING, GRAMS, VOCAB = 256, 128, 5, 128, 134, 4, 129_280
 
 

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from deepinfer_cuda.ops import mhc
+from kernel_bench import peers
 from kernel_bench.cases import Case
 from kernel_bench.harness import Call
 
-ROWS = (1, 8, 64, 256, 384, 1536, 4096)
+ROWS = (1, 8, 64, 256, 4096)
 STREAMS, WIDTH = 4, 5120
 MIX = STREAMS * (STREAMS + 2)
 SHARE = 0.80
@@ -56,7 +57,7 @@ def _post(m: int) -> Case:
         return lambda: mhc.post(y, stream, post, comb)
 
     moved = 2.0 * m * WIDTH * (2 * STREAMS + 1) + 4.0 * m * STREAMS * (STREAMS + 1)
-    return Case("mhc.post", "4 x 5120", m, moved, ours, target=SHARE)
+    return Case("mhc.post", "4 x 5120", m, moved, ours, 0.0, peers.peers(peers.post(m, STREAMS, WIDTH)), SHARE)
 
 
 def _head(m: int) -> Case:
@@ -64,4 +65,5 @@ def _head(m: int) -> Case:
         stream, a, _ = _streams(m, i)
         return lambda: mhc.head(stream, a)
 
-    return Case("mhc.head", "4 x 5120", m, 2.0 * m * WIDTH * (STREAMS + 1) + 16.0 * m, ours, target=SHARE)
+    others = peers.peers(peers.collapse(m, STREAMS, WIDTH))
+    return Case("mhc.head", "4 x 5120", m, 2.0 * m * WIDTH * (STREAMS + 1) + 16.0 * m, ours, 0.0, others, SHARE)

@@ -15,6 +15,7 @@ from torch import Tensor
 from deepinfer_cuda.ops import moe
 from deepinfer_cuda.routing import Routing
 from deepinfer_cuda.tensors import PreparedWeight, QuantTensor
+from kernel_bench import peers
 from kernel_bench.cases import Case
 from kernel_bench.harness import Call
 
@@ -69,7 +70,8 @@ def _gate(tokens: int) -> Case:
 
     moved = 2.0 * HIDDEN * (tokens + EXPERTS) + 12.0 * tokens * CHOICES
     flop = 2.0 * tokens * HIDDEN * EXPERTS
-    return Case("moe.gate", "384 x 5120, top 6", tokens, moved, ours, flop, {"cuBLAS + torch": composed})
+    others = {"cuBLAS + torch": composed, **peers.peers(peers.gate(tokens, EXPERTS, HIDDEN, CHOICES))}
+    return Case("moe.gate", f"{EXPERTS} x {HIDDEN}, top {CHOICES}", tokens, moved, ours, flop, others, 0.80)
 
 
 def _sort(tokens: int) -> Case:
@@ -175,4 +177,5 @@ def _swiglu(rows: int) -> Case:
         return call
 
     moved = rows * INNER * (4 + 2 + 1 / 32)
-    return Case("moe.swiglu", "2304, E4M3 values", rows, moved, ours, 0.0, {"torch, bf16": composed}, 0.80)
+    others = {"torch, bf16": composed, **peers.peers(peers.swiglu(rows, INNER, 10.0))}
+    return Case("moe.swiglu", "2304, E4M3 values", rows, moved, ours, 0.0, others, 0.80)

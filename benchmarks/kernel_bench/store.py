@@ -14,10 +14,11 @@ from torch import Tensor
 
 from deepinfer_core.caches.arenas import CacheView
 from deepinfer_cuda.ops import cache, compress, norm, quant, transform
+from kernel_bench import peers
 from kernel_bench.cases import Case, Maker
 
-ROWS = (1, 8, 64, 256, 384, 1536, 4096)
-ENTRIES = (128, 1024, 4096, 16384, 65536)
+ROWS = (1, 8, 64, 256, 4096)
+ENTRIES = (256, 4096, 65536)
 POSITIONS = 32768
 Q8, Q4MX = ("e4m3", 32, "ue8m0"), ("e2m1", 32, "ue8m0")
 RECORD = {"v41": (512, 528), "v41_fp4": (512, 288), "index_fp4": (128, 68)}
@@ -79,18 +80,16 @@ def norms(n: int) -> list[Case]:
             x, w = bf16(i, n, width), torch.randn(width, device="cuda").bfloat16()
             return lambda: torch.nn.functional.rms_norm(x, (width,), w, EPS)
 
-        def copy(i: int, width: int = width) -> Callable[[], Any]:
-            x = bf16(i, n, width)
-            return lambda: x.clone()
-
-        others = {"torch": torch_norm, "copy": copy}
+        others = {"torch": torch_norm, **peers.peers(peers.norm(n, width, EPS))}
         found.append(Case("norm.rms", f"d {width}", n, 4.0 * n * width + 4 * width, plain, 0.0, others, SHARE))
         if width != 512:
             size = n * width * (6 + 1 / 32) + 4 * width
-            found.append(Case("norm.rms", f"d {width}, bf16 and Q8 values", n, size, cast, target=SHARE))
+            others = peers.peers(peers.norm_cast(n, width, EPS, with_bf16=True))
+            found.append(Case("norm.rms", f"d {width}, bf16 and Q8 values", n, size, cast, 0.0, others, SHARE))
             alone: Maker = lambda i, cast=cast: cast(i, want_bf16=False)  # noqa: E731
             size -= 2 * n * width
-            found.append(Case("norm.rms", f"d {width}, Q8 values", n, size, alone, target=SHARE))
+            others = peers.peers(peers.norm_cast(n, width, EPS, with_bf16=False))
+            found.append(Case("norm.rms", f"d {width}, Q8 values", n, size, alone, 0.0, others, SHARE))
     return found
 
 
@@ -104,7 +103,8 @@ def casts(n: int) -> list[Case]:
 
         form = "values" if fmt == "e4m3" else "codes"
         total = n * 5120 * (size + 1 / 32)
-        found.append(Case("quant.cast_per_token", f"{fmt} {form}, d 5120", n, total, make, target=SHARE))
+        others = peers.peers(peers.cast(n, 5120, fmt))
+        found.append(Case("quant.cast_per_token", f"{fmt} {form}, d 5120", n, total, make, 0.0, others, SHARE))
 
     def codes(i: int) -> Callable[[], Any]:
         x = bf16(i, n, 5120)
@@ -118,8 +118,10 @@ def casts(n: int) -> list[Case]:
         return lambda: quant.dequantize(q)
 
     size = n * 5120 * (3 + 1 / 32)
-    found.append(Case("quant.cast_per_token", "e4m3 codes, d 5120", n, size, codes, target=SHARE))
-    found.append(Case("quant.dequantize", "e4m3, d 5120", n, size, back, target=SHARE))
+    others = peers.peers(peers.cast(n, 5120, "e4m3"))
+    found.append(Case("quant.cast_per_token", "e4m3 codes, d 5120", n, size, codes, 0.0, others, SHARE))
+    others = peers.peers(peers.cast_back(n, 5120))
+    found.append(Case("quant.dequantize", "e4m3, d 5120", n, size, back, 0.0, others, SHARE))
     return found
 
 

@@ -6,9 +6,20 @@ import torch
 from deepinfer_core.conformance import samples
 from deepinfer_core.conformance.reference import quant as reference
 from deepinfer_cuda import packing, products
-from deepinfer_cuda.ops.mhc import parts_of
+from deepinfer_cuda.ops.mhc import parts_of, run_of
 from deepinfer_cuda.tl.mhc import LANES, PARTS, SLICE, groups_of
-from deepinfer_cuda.tl.parts.cuts import MOST_SPLITS, PLACES, STEP, cut_of, wide_cut_of
+from deepinfer_cuda.tl.parts.cuts import (
+    MOST_SPLITS,
+    PLACES,
+    STEP,
+    STREAMS,
+    best_cut_of,
+    cut_of,
+    even_cut_of,
+    rows_of_tile,
+    stream_of,
+    wide_cut_of,
+)
 from deepinfer_cuda.weights import prepared
 
 SHAPES = [(1792, 5120), (32768, 1280), (5120, 8192), (4608, 5120), (5120, 2304), (384, 5120), (256, 256), (64, 128)]
@@ -86,6 +97,35 @@ def test_only_long_sums_that_are_not_cut_have_wide_blocks():
     assert wide_cut_of(25600, 128) is None
 
 
+@pytest.mark.parametrize(
+    ("shape", "splits"), [((5120, 8192, 1), 4), ((4608, 5120, 1), 3), ((5120, 2304, 1), 3), ((1792, 5120, 1), 8)]
+)
+def test_more_rows_have_a_piece_less_where_the_rest_runs_at_once(shape, splits):
+    cut = even_cut_of(*shape)
+    assert (cut.tile, cut.splits, cut.blocks) == (64, splits, shape[0] // 64 * splits)
+    assert best_cut_of(*shape, 64) == cut
+    assert best_cut_of(*shape, 32) == cut_of(*shape)
+    assert even_cut_of(32768, 1280) == cut_of(32768, 1280)
+    assert even_cut_of(36, 256) is None
+
+
+def test_blocks_have_sixteen_rows_where_a_few_pieces_of_codes_are_added_up():
+    assert [rows_of_tile(cut_of(5120, 8192), rows, True) for rows in (1, 8, 9, 17, 64, 90)] == [16, 16, 16, 32, 64, 64]
+    assert [rows_of_tile(cut_of(1792, 5120), rows, True) for rows in (1, 9)] == [8, 16]
+    assert rows_of_tile(cut_of(32768, 1280), 1, True) == 8
+    assert rows_of_tile(cut_of(1024, 5120), 1, False) == 8
+
+
+def test_streams_share_their_chunks_evenly_and_take_few_rows():
+    for (outputs, inputs, groups), stream in STREAMS.items():
+        assert inputs // 32 % stream.warps == 0
+        assert stream.depth <= inputs // 32 // stream.warps <= 32
+        assert outputs % (16 * stream.pieces) == 0
+        assert stream_of(outputs, inputs, groups, stream.most + 1) is None
+        assert stream_of(outputs, inputs, groups, 1)["rows"] == 1
+    assert stream_of(64, 128, 1, 1) is None
+
+
 def test_sizes_that_no_tile_divides_have_no_cut():
     assert cut_of(96, 256, 2) is None
     assert cut_of(36, 256) is None
@@ -138,6 +178,12 @@ def test_the_parts_of_a_mixing_matrix_add_up_to_it():
     whole = parts.sum(2)[:, :, :24].permute(2, 1, 0, 3).reshape(24, 4 * 128)
     assert torch.equal(whole, fn)
     assert not parts[:, :, :, 24:].any()
+
+
+@pytest.mark.parametrize(("rows", "run"), [(1, 1), (192, 1), (193, 2), (384, 2), (385, 4), (512, 4), (1024, 5)])
+def test_blocks_of_hyper_connections_take_as_many_slices_as_let_all_run_at_once(rows, run):
+    assert run_of(80, -(-rows // 64)) == run
+    assert run_of(7, -(-rows // 64)) == 1
 
 
 @pytest.mark.parametrize("slices", [1, 4, 7, 80])

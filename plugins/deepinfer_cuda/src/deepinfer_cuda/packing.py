@@ -1,4 +1,4 @@
-"""FP8 weights in the order in which a product's register operand takes them (``tl/dense.py``)."""
+"""FP8 weights in the order in which a product's register operand takes them (``tl/dense``)."""
 
 from __future__ import annotations
 

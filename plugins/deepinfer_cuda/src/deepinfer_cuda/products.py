@@ -13,10 +13,10 @@ from torch import Tensor
 
 from deepinfer_cuda import packing
 from deepinfer_cuda.tensors import PreparedWeight
-from deepinfer_cuda.tl.dense import dense_rows
-from deepinfer_cuda.tl.parts.cuts import FEW_ROWS, Cut, cut_of, pipeline, wide_cut_of
+from deepinfer_cuda.tl.dense.blocks import dense_rows
+from deepinfer_cuda.tl.dense.streams import stream_rows
+from deepinfer_cuda.tl.parts.cuts import FEW_ROWS, Cut, best_cut_of, cut_of, pipeline, rows_of_tile, stream_of
 
-TILES_OF_ROWS = (8, 16, 32, 64)
 FP8_ROWS, MORE_ROWS = 32, 64
 """Rows up to which our kernel is ahead of the library's where a weight is FP8, half the bytes of what the library
 reads; the second where it has ``LARGE`` values or ``LONG`` inputs. Else up to ``FEW_ROWS``."""
@@ -61,17 +61,23 @@ def takes(w: PreparedWeight, rows: int) -> Cut | None:
     if w.fmt != "bf16" and not packing.can_pack(w):
         return None
     shape = w.outputs, w.inputs, groups_of(w)
-    wide = wide_cut_of(*shape) if rows > FEW_ROWS and w.fmt == "e4m3" and not SETTINGS.batch_invariant else None
-    return wide or cut_of(*shape)
+    if w.fmt == "e4m3" and not SETTINGS.batch_invariant:
+        return best_cut_of(*shape, rows)
+    return cut_of(*shape)
 
 
 def few_rows(x: Tensor, w: PreparedWeight, cut: Cut, y: Tensor, groups: int = 1) -> None:
     """``y`` ``[M, groups * out]`` of bf16 ``x`` ``[M, groups * in]``, both contiguous."""
     rows = x.shape[0]
-    tile = next((n for n in TILES_OF_ROWS if rows <= n), TILES_OF_ROWS[-1])
     codes = w.fmt == "e4m3"
+    tile = rows_of_tile(cut, rows, codes)
     weight = w.layout(packing.PACKED, packing.packed_codes) if codes else w.stored.view(groups * w.outputs, w.inputs)
     factors = w.layout("factors", packing.factors)
+    stream = stream_of(w.outputs, w.inputs, groups, rows) if codes and not SETTINGS.batch_invariant else None
+    if stream is not None:
+        kind = "float32" if y.dtype == torch.float32 else "bfloat16"
+        stream_rows(**stream, out=kind)(x, weight, factors, y)
+        return
     launch = dense_rows(
         outputs=w.outputs,
         inputs=w.inputs,

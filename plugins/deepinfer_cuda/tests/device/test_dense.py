@@ -8,9 +8,11 @@ from deepinfer_core.conformance.reference import quant as reference
 from deepinfer_cuda import packing, products
 from deepinfer_cuda.ops.gemm import dense, einsum_heads
 from deepinfer_cuda.ops.quant import cast_per_token, prepare_weight
+from deepinfer_cuda.tl.parts import cuts
 
 pytestmark = pytest.mark.cuda
 SHAPES = [(1792, 5120), (256, 256), (25600, 128)]
+SMALL = cuts.Stream(2, 4, 3, 2, 3)
 LIMIT = {torch.float32: 2e-6, torch.bfloat16: 4e-3}
 
 
@@ -49,6 +51,28 @@ def test_dense_of_an_fp8_weight_equals_fp64(cuda, outputs, inputs, rows):
         assert distance(out, expected) < LIMIT[torch.bfloat16]
         again = dense(q, w)
         assert torch.equal(out, again)
+
+
+@pytest.mark.parametrize("rows", [33, 64])
+def test_pieces_that_do_not_divide_the_inputs_equal_fp64(cuda, rows):
+    g = draw(45 + rows)
+    w, values = fp8(g, 4608, 5120, cuda)
+    assert products.takes(w, rows).splits == 3
+    x = samples.normal(g, rows, 5120).to(cuda)
+    for _ in range(3):
+        assert distance(dense(x, w), x.double().cpu() @ values.t()) < LIMIT[torch.bfloat16]
+
+
+@pytest.mark.parametrize("rows", [9, 16, 33, 64])
+def test_wide_blocks_equal_the_product_of_the_library(cuda, rows):
+    g = torch.Generator(cuda).manual_seed(47)
+    codes = torch.randint(0, 127, (25600, 6144), generator=g, device=cuda, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    scale = torch.randint(108, 119, (800, 192), generator=g, device=cuda, dtype=torch.uint8)
+    w = prepare_weight("wkv", codes, scale)
+    assert products.takes(w, rows).tile == 256
+    x = torch.randn(rows, 6144, generator=g, device=cuda).bfloat16()
+    expected = torch.mm(x, w.exact.t(), out_dtype=torch.float32)
+    assert distance(dense(x, w), expected.double().cpu()) < LIMIT[torch.bfloat16]
 
 
 @pytest.mark.parametrize("outputs", [384, 32, 72])
@@ -93,10 +117,11 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(cuda, invariant, outputs
         assert torch.equal(got, whole[rows]), f"{len(rows)} rows"
 
 
-def test_a_product_of_few_rows_runs_in_a_graph_and_leaves_its_counters_at_zero(cuda):
+@pytest.mark.parametrize(("rows", "outputs"), [(3, 4608), (9, 1792)])
+def test_a_product_of_few_rows_runs_in_a_graph_and_leaves_its_counters_at_zero(cuda, rows, outputs):
     g = draw(91)
-    w, _ = fp8(g, 1792, 5120, cuda)
-    x = samples.normal(g, 9, 5120).to(cuda)
+    w, _ = fp8(g, outputs, 5120, cuda)
+    x = samples.normal(g, rows, 5120).to(cuda)
     eager = dense(x, w)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -108,16 +133,44 @@ def test_a_product_of_few_rows_runs_in_a_graph_and_leaves_its_counters_at_zero(c
     assert torch.equal(dense(x, w), eager)
 
 
-def test_a_broken_row_spares_the_others(cuda):
+@pytest.mark.parametrize(("rows", "outputs"), [(4, 4608), (9, 1792)])
+def test_a_broken_row_spares_the_others(cuda, rows, outputs):
     g = draw(101)
-    w, _ = fp8(g, 1792, 5120, cuda)
-    x = samples.normal(g, 9, 5120).to(cuda)
+    w, _ = fp8(g, outputs, 5120, cuda)
+    x = samples.normal(g, rows, 5120).to(cuda)
     clean = dense(x, w)
-    x[4, 17] = float("nan")
+    x[2, 17] = float("nan")
     broken = dense(x, w)
-    assert bool(broken[4].isnan().all())
-    assert torch.equal(broken[5:], clean[5:])
-    assert torch.equal(broken[:4], clean[:4])
+    assert bool(broken[2].isnan().all())
+    assert torch.equal(broken[3:], clean[3:])
+    assert torch.equal(broken[:2], clean[:2])
+
+
+@pytest.mark.parametrize(
+    ("shape", "stream"), [*cuts.STREAMS.items(), ((192, 256, 1), cuts.Stream(1, 8, 1, 2, 4)), ((64, 1152, 2), SMALL)]
+)
+def test_streams_equal_fp64_and_a_row_has_its_bits_whatever_stands_beside_it(cuda, monkeypatch, shape, stream):
+    """Launched right behind what writes their rows, which they may ask for after that kernel alone."""
+    monkeypatch.setitem(cuts.STREAMS, shape, stream)
+    monkeypatch.setattr(products, "dense_rows", None)  # nothing else may multiply
+    outputs, inputs, groups = shape
+    g = draw(131 + outputs)
+    w, values = fp8(g, groups * outputs, inputs, cuda, **({"use": f"heads:{groups}"} if groups > 1 else {}))
+    x = samples.normal(g, stream.most, groups, inputs).to(cuda)
+
+    def multiply(rows):
+        late = torch.zeros(len(rows), groups, inputs, dtype=torch.bfloat16, device=cuda)
+        for _ in range(20):
+            late.mul_(0.5)
+        late.copy_(x[rows])
+        return einsum_heads(late, w) if groups > 1 else dense(late[:, 0], w)
+
+    whole = multiply(list(range(stream.most)))
+    expected = torch.einsum("tgk,gnk->tgn", x.double().cpu(), values.view(groups, outputs, inputs))
+    assert distance(whole.view(expected.shape), expected) < LIMIT[torch.bfloat16]
+    for rows in ([0], [1], [stream.most - 1, 0], list(range(stream.most - 1, -1, -1))):
+        if max(rows) < stream.most:
+            assert torch.equal(multiply(rows), whole[rows]), rows
 
 
 @pytest.mark.parametrize("sizes", [(64, 96), (40, 24), (33,)])

@@ -18,7 +18,7 @@ def sublayer(g, width, device, c=4, peak=2.0):
 
 
 @pytest.mark.parametrize("peak", [0.5, 8.0])
-@pytest.mark.parametrize(("rows", "width"), [(0, 256), (1, 5120), (7, 256), (65, 5120), (600, 256), (513, 5120)])
+@pytest.mark.parametrize(("rows", "width"), [(0, 256), (1, 5120), (7, 256), (65, 5120), (1030, 256), (513, 5120)])
 def test_pre_equals_fp64(cuda, rows, width, peak):
     g = torch.Generator().manual_seed(rows + width)
     tensors, params = sublayer(g, width, cuda, peak=peak)
@@ -40,9 +40,21 @@ def test_pre_of_a_row_has_the_same_bits_in_small_and_large_batches(cuda):
     _, params = sublayer(g, 5120, cuda)
     stream, a = samples.normal(g, 700, 4, 5120).to(cuda), torch.rand(700, 4, generator=g).to(cuda)
     whole = mhc.pre(stream, a, params)
-    for rows in ([0], [699, 3], list(range(100, 230))):
+    for rows in ([0], [699, 3], list(range(100, 230)), list(range(20, 240)), list(range(480))):
         for got, all_rows in zip(mhc.pre(stream[rows], a[rows], params), whole, strict=True):
             assert torch.equal(got, all_rows[rows])
+
+
+def test_pre_has_the_same_bits_whatever_a_block_takes(cuda, monkeypatch):
+    g = torch.Generator().manual_seed(6)
+    _, params = sublayer(g, 5120, cuda)
+    stream, a = samples.normal(g, 130, 4, 5120).to(cuda), torch.rand(130, 4, generator=g).to(cuda)
+    whole = mhc.pre(stream, a, params)
+    for run in mhc.RUNS:
+        monkeypatch.setattr(mhc, "run_of", lambda *_, run=run: run)
+        assert all(map(torch.equal, mhc.pre(stream, a, params), whole)), run
+    monkeypatch.setattr(mhc, "MANY_ROWS", 1)
+    assert all(map(torch.equal, mhc.pre(stream, a, params), whole))
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 256), (67, 5120)])

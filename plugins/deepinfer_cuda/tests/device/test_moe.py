@@ -6,7 +6,7 @@ import torch
 from deepinfer_core.conformance import samples
 from deepinfer_core.conformance.reference import moe as reference
 from deepinfer_core.conformance.reference import quant as weights
-from deepinfer_cuda import grouped, unproven
+from deepinfer_cuda import grouped, products, unproven
 from deepinfer_cuda.ops import moe
 from deepinfer_cuda.plain import plain_op
 from deepinfer_cuda.routing import Dispatched
@@ -74,7 +74,9 @@ def distance(got, expected):
 
 @pytest.mark.parametrize(("experts", "k", "width"), [(8, 2, 256), (384, 6, 5120)])
 @pytest.mark.parametrize("tokens", [0, 1, 9, 65, 600])
-def test_gate_chooses_as_the_plain_one(cuda, experts, k, width, tokens):
+@pytest.mark.parametrize("invariant", [False, True], ids=["", "invariant"])
+def test_gate_chooses_as_the_plain_one(cuda, monkeypatch, experts, k, width, tokens, invariant):
+    monkeypatch.setattr(products.SETTINGS, "batch_invariant", invariant)
     g = draw(17 + tokens)
     w, bias = router(g, cuda, experts, width), (torch.rand(experts, generator=g) * 0.2).to(cuda)
     x = samples.normal(g, tokens, width).to(cuda)
@@ -99,7 +101,8 @@ def test_gate_of_equal_scores_takes_lower_ids(cuda):
     assert torch.allclose(weight, torch.full_like(weight, 0.25))
 
 
-def test_gate_of_a_row_does_not_depend_on_its_batch(cuda):
+def test_gate_of_a_row_does_not_depend_on_its_batch(cuda, monkeypatch):
+    monkeypatch.setattr(products.SETTINGS, "batch_invariant", True)
     g = draw(23)
     w, bias = router(g, cuda, 384, 5120), torch.rand(384, generator=g).to(cuda)
     x = samples.normal(g, 700, 5120).to(cuda)

@@ -11,8 +11,11 @@ from torch.nn.functional import pad
 
 from deepinfer_cuda.plain import plain_op
 from deepinfer_cuda.tl.mhc import (
+    FEW,
     LANES,
+    MANY,
     PARTS,
+    RUNS,
     SLICE,
     coefficients,
     collapse_streams,
@@ -22,8 +25,12 @@ from deepinfer_cuda.tl.mhc import (
     threads_of,
 )
 
-MANY_ROWS = 512
+MANY_ROWS = 1025
 """From this many rows on, a block of :func:`mix_logits` has a group of slices instead of one."""
+
+
+PLACES = 264
+"""Blocks that run at once, two a multiprocessor."""
 
 
 @frozen(eq=False)
@@ -54,6 +61,11 @@ def prepare(
     takes = fn.is_cuda and width % SLICE == 0 and c * (c + 2) < LANES and width >= SLICE
     matrix = parts_of(fn.float(), c) if takes else None
     return MixParams(plain.fn, plain.scale.contiguous(), plain.base, c, iters, eps, norm_eps, matrix)
+
+
+def run_of(slices: int, tiles: int) -> int:
+    """Slices that a block takes, so that the blocks of ``tiles`` tiles of rows run at once."""
+    return next((n for n in RUNS if slices % n == 0 and slices // n * tiles <= PLACES), 1)
 
 
 def parts_of(fn: Tensor, c: int) -> Tensor:
@@ -92,8 +104,11 @@ def pre(stream: Tensor, a: Tensor, params: Any) -> tuple[Tensor, Tensor, Tensor,
     slices, many = width // SLICE, rows >= MANY_ROWS
     sums = slices // groups_of(slices) if many else slices
     partial = torch.empty(sums, rows, LANES, dtype=torch.float32, device=stream.device)
-    tile, stages, blocks = (128, 3, 1) if many else (64, 4, 2)
-    mix = mix_logits(streams=c, width=width, grouped=many, rows=tile, stages=stages, blocks=blocks)
+    if many:
+        mix = mix_logits(streams=c, width=width, grouped=True, **MANY)
+    else:
+        run = run_of(slices, -(-rows // FEW["rows"]))
+        mix = mix_logits(streams=c, width=width, grouped=False, **FEW, run=run)
     mix(stream.contiguous().view(rows, c * width), a.contiguous(), matrix, partial, x)
     finish = coefficients(streams=c, width=width, grouped=many, iterations=params.iters)
     finish(partial, params.scale, params.base, after, post, comb, params.eps, params.norm_eps)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deepinfer_cuda import products
 from deepinfer_cuda.grouped import can_pack, product, tile_rows
 from deepinfer_cuda.ops.quant import cast_per_token
 from deepinfer_cuda.plain import plain_op
@@ -22,6 +23,8 @@ CAST = ("e4m3", 32, "ue8m0")
 MAX_EXPERTS, MAX_CHOICES = 1024, 16
 FEW_TOKENS = 512
 """Tokens up to which the segments of the gate's inner dimension have blocks of their own."""
+LIBRARY_TOKENS = 32
+"""Tokens from which the library multiplies, unless a token's bits must not depend on its batch."""
 GATE_TILES = ((16, 16), (FEW_TOKENS, 64), (2048, 96), (math.inf, 192))
 """Tokens of a call up to which a block of the gate's product has so many."""
 
@@ -59,13 +62,8 @@ def gate(
     weights = torch.empty(tokens, k, dtype=torch.float32, device=device)
     if not tokens:
         return ids, weights
-    split = tokens <= FEW_TOKENS
-    runs = halves(w.inputs)
-    parts = segments(w.inputs) if split else runs
-    logits = torch.empty(parts, tokens, experts, dtype=torch.float32, device=device)
-    tile = next(tile for most, tile in GATE_TILES if tokens <= most)
-    launch = gate_logits(width=w.inputs, experts=experts, split=split, tokens_tile=tile)
-    launch(_rows(x), w.stored, logits)
+    logits, runs = _logits(_rows(x), w)
+    parts = logits.shape[0]
     image, masked = image_rows is not None, mask is not None
     unused = None if image and masked else torch.empty(tokens, dtype=torch.bool, device=device)
     choose = gate_choose(experts=experts, choices=k, parts=parts, runs=runs, image=image, masked=masked)
@@ -74,6 +72,20 @@ def gate(
         mask if masked else unused, temperature, scale, ids, weights,
     )  # fmt: skip
     return ids, weights
+
+
+def _logits(x: Tensor, w: PreparedWeight) -> tuple[Tensor, int]:
+    """fp32 ``[parts, T, E]``, parts of a sum, and in how many runs they are added."""
+    tokens, experts, device = x.shape[0], w.outputs, x.device
+    if tokens >= LIBRARY_TOKENS and not products.SETTINGS.batch_invariant:
+        return torch.mm(x, w.stored.t(), out_dtype=torch.float32)[None], 1
+    split = tokens <= FEW_TOKENS
+    runs = halves(w.inputs)
+    parts = segments(w.inputs) if split else runs
+    logits = torch.empty(parts, tokens, experts, dtype=torch.float32, device=device)
+    tile = next(tile for most, tile in GATE_TILES if tokens <= most)
+    gate_logits(width=w.inputs, experts=experts, split=split, tokens_tile=tile)(x, w.stored, logits)
+    return logits, runs
 
 
 def _takes_gate(

@@ -19,6 +19,11 @@ SLICE = 64
 PARTS = 3
 LANES = 32
 """Columns of a part of the matrix, and values of a row's partial result: the logits, then the sum of squares."""
+FEW = {"rows": 64, "stages": 4, "blocks": 2}
+MANY = {"rows": 128, "stages": 3, "blocks": 1}
+"""Blocks of :func:`mix_logits` for a step of decode, and for many rows."""
+RUNS = (1, 2, 4, 5)
+"""Slices that a block takes one after the other."""
 REGISTERS = 65536
 """Of a multiprocessor."""
 
@@ -41,24 +46,38 @@ def consumer_registers(threads: int, blocks: int) -> int:
 
 @kernel(
     cases=[
-        {"streams": 4, "width": 5120, "grouped": False},
-        {"streams": 4, "width": 5120, "grouped": True},
-        {"streams": 4, "width": 256, "grouped": False},
+        *({"streams": 4, "width": 5120, "grouped": False, **FEW, "run": run} for run in RUNS),
+        {"streams": 4, "width": 5120, "grouped": True, **MANY},
+        {"streams": 4, "width": 256, "grouped": False, **FEW, "run": 1},
     ]
 )
-def mix_logits(*, streams: int, width: int, grouped: bool, rows: int = 64, stages: int = 4, blocks: int = 2) -> Any:
-    """Partial logits and squares of ``[T, c, H]`` streams, and their collapse by ``a``."""
+def mix_logits(*, streams: int, width: int, grouped: bool, rows: int, stages: int, blocks: int, run: int = 1) -> Any:
+    """Partial logits and squares of ``[T, c, H]`` streams, and their collapse by ``a``.
+
+    :param grouped: of each group of slices one sum, made by one block. :param run: else, slices that a block takes one
+        after the other, a sum of each.
+    """
     count = T.dynamic("count")
     slices, columns = width // SLICE, streams * (streams + 2)
-    each = groups_of(slices) if grouped else 1
+    each = groups_of(slices) if grouped else run
+    sums_of_a_row = slices // each if grouped else slices
     wide, threads = PARTS * LANES, 2 * rows
+
+    @T.macro
+    def keep(partial, logits, square, at, bm):
+        for i, c in T.Parallel(rows, LANES):
+            if bm * rows + i < count and c < columns:
+                partial[at, bm * rows + i, c] = logits[i, c]
+        for i in T.Parallel(rows):
+            if bm * rows + i < count:
+                partial[at, bm * rows + i, columns] = square[i]
 
     @T.prim_func
     def mix_logits(
         stream: T.Tensor((count, streams * width), "bfloat16"),
         a: T.Tensor((count, streams), "float32"),
         matrix: T.Tensor((slices * streams * wide, SLICE), "bfloat16"),
-        partial: T.Tensor((slices // each, count, LANES), "float32"),
+        partial: T.Tensor((sums_of_a_row, count, LANES), "float32"),
         x: T.Tensor((count, width), "bfloat16"),
     ):
         with T.Kernel(slices // each, T.ceildiv(count, rows), threads=threads) as (bs, bm):
@@ -81,8 +100,9 @@ def mix_logits(*, streams: int, width: int, grouped: bool, rows: int = 64, stage
             T.pdl_trigger()
             for i, j in T.Parallel(rows, streams):
                 weights[i, j] = T.if_then_else(bm * rows + i < count, a[bm * rows + i, j], 0.0)
-            T.clear(total)
-            T.clear(square)
+            if grouped:
+                T.clear(total)
+                T.clear(square)
             T.clear(mixed)
             T.clear(squares)
             T.clear(product)
@@ -101,21 +121,20 @@ def mix_logits(*, streams: int, width: int, grouped: bool, rows: int = 64, stage
                     squares[i, h] += z[i, h] * z[i, h]
                     mixed[i, h] += z[i, h] * weights[i, source]
                 if source == streams - 1:
-                    for i, c in T.Parallel(rows, LANES):
-                        total[i, c] += product[i, c]
                     T.reduce_sum(squares, sums, dim=1)
-                    for i in T.Parallel(rows):
-                        square[i] += sums[i]
+                    if grouped:
+                        for i, c in T.Parallel(rows, LANES):
+                            total[i, c] += product[i, c]
+                        for i in T.Parallel(rows):
+                            square[i] += sums[i]
+                    else:
+                        keep(partial, product, sums, slice_, bm)
                     T.copy(mixed, x[bm * rows, slice_ * SLICE])
                     T.clear(product)
                     T.clear(mixed)
                     T.clear(squares)
-            for i, c in T.Parallel(rows, LANES):
-                if bm * rows + i < count and c < columns:
-                    partial[bs, bm * rows + i, c] = total[i, c]
-            for i in T.Parallel(rows):
-                if bm * rows + i < count:
-                    partial[bs, bm * rows + i, columns] = square[i]
+            if grouped:
+                keep(partial, total, square, bs, bm)
 
     return mix_logits
 

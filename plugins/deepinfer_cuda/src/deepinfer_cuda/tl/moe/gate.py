@@ -84,6 +84,11 @@ def gate_logits(*, width: int, experts: int, split: bool, tokens_tile: int) -> A
     cases=[
         {"experts": 384, "choices": 6, "parts": 16, "runs": 2, "image": False, "masked": False},
         {"experts": 384, "choices": 6, "parts": 2, "runs": 2, "image": False, "masked": False},
+        *(
+            {"experts": experts, "choices": choices, "parts": 1, "runs": 1, "image": False, "masked": masked}
+            for experts, choices in ((384, 6), (8, 2))
+            for masked in (False, True)
+        ),
         {"experts": 384, "choices": 6, "parts": 16, "runs": 2, "image": False, "masked": True},
         {"experts": 8, "choices": 2, "parts": 4, "runs": 2, "image": False, "masked": False},
         {"experts": 8, "choices": 2, "parts": 4, "runs": 2, "image": False, "masked": True},

@@ -17,12 +17,18 @@ BLOCKS = 200
 depend on the device it runs on."""
 PLACES = 132
 """Wide blocks that run at once, one a multiprocessor."""
+CLUSTERED = 220
+"""Small blocks of clusters that run at once: 216 did, 240 did not."""
 LONG = 32
 """Steps that a block of 256 outputs needs for its beginning and its end not to count."""
 MOST_SPLITS = 8
 """Blocks of a cluster that every device takes."""
-FEW_ROWS = 16
-"""Rows up to which blocks are small."""
+FEWEST_ROWS, FEW_ROWS, SOME_ROWS = 8, 16, 32
+"""Rows up to which no block is wide, and up to which a multiprocessor has room for three small ones: at two steps of
+unpacked codes, at one."""
+
+
+TILES_OF_ROWS = (8, 16, 32, 64)
 
 
 @frozen
@@ -56,6 +62,31 @@ def wide_cut_of(outputs: int, inputs: int, groups: int = 1) -> Cut | None:
     return Cut(256, 1, blocks)
 
 
+@lru_cache(maxsize=256)
+def even_cut_of(outputs: int, inputs: int, groups: int = 1) -> Cut | None:
+    """As :func:`cut_of`, for rows that leave a multiprocessor room for two small blocks: with a piece less where a few
+    blocks would run in a second wave, which takes as long as the first, and clusters of the rest fit well."""
+    small = cut_of(outputs, inputs, groups)
+    if small is None or small.tile != 64 or small.blocks <= 2 * PLACES:
+        return small
+    fewer = small.blocks // small.splits * (small.splits - 1)
+    return Cut(64, small.splits - 1, fewer) if fewer <= CLUSTERED else small
+
+
+def best_cut_of(outputs: int, inputs: int, groups: int, rows: int) -> Cut | None:
+    """How ``rows`` rows are multiplied soonest by FP8 codes; the order of a sum depends on their number."""
+    shape = outputs, inputs, groups
+    wide = wide_cut_of(*shape) if rows > FEWEST_ROWS else None
+    return wide or (even_cut_of(*shape) if rows > SOME_ROWS else cut_of(*shape))
+
+
+def rows_of_tile(cut: Cut, rows: int, codes: bool) -> int:
+    """Rows of a block: the least of ``TILES_OF_ROWS`` that holds ``rows``, but 16 where two to four pieces of FP8 codes
+    are added up, which is faster than 8 there."""
+    least = 16 if codes and 2 <= cut.splits <= 4 else 8
+    return next((n for n in TILES_OF_ROWS if max(rows, least) <= n), TILES_OF_ROWS[-1])
+
+
 def pipeline(cut: Cut, rows: int, codes: bool) -> dict[str, Any]:
     """Stages, blocks of a multiprocessor that shared memory and registers have room for, and whether a step of codes
     is unpacked beside the product of the one before, which takes registers for two."""
@@ -68,3 +99,35 @@ def pipeline(cut: Cut, rows: int, codes: bool) -> dict[str, Any]:
     if rows <= 16 and cut.blocks > 2 * PLACES:  # three blocks a multiprocessor have no registers for two steps
         return {"stages": 4 if rows <= 8 else 3, "blocks": 3, "ahead": False}
     return {"stages": 4 if rows <= 32 else 3, "blocks": 2, "ahead": rows <= 16}
+
+
+CHUNK = 32
+"""Inputs of a piece of 16 outputs of packed codes, 512 bytes: 16 for each thread of a warp."""
+STREAM_ROWS = (1, 4)
+"""Rows that a stream is compiled for."""
+
+
+@frozen
+class Stream:
+    """Pieces of 16 outputs a block, warps that share its inputs, chunks of each that are on their way, blocks that a
+    multiprocessor has registers for, and rows up to which this is ahead of the blocks of :func:`cut_of`."""
+
+    pieces: int
+    warps: int
+    depth: int
+    blocks: int
+    most: int
+
+
+STREAMS = {(1024, 4096, 8): Stream(2, 8, 8, 2, 4)}
+"""By outputs, inputs and weights side by side (``tl/dense/streams.py``)."""
+
+
+def stream_of(outputs: int, inputs: int, groups: int, rows: int) -> dict[str, int] | None:
+    """How a stream of FP8 codes multiplies ``rows`` rows; None: none does."""
+    stream = STREAMS.get((outputs, inputs, groups))
+    if stream is None or rows > min(stream.most, STREAM_ROWS[-1]):
+        return None
+    held = next(n for n in STREAM_ROWS if rows <= n)
+    case = {"outputs": outputs, "inputs": inputs, "groups": groups, "rows": held}
+    return case | {"pieces": stream.pieces, "warps": stream.warps, "depth": stream.depth, "blocks": stream.blocks}

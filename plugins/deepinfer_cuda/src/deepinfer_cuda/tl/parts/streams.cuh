@@ -7,10 +7,11 @@
 // Not fminf, which would make a number of a NaN.
 DI_STREAMS float di_sigmoid(float v) { return 1.0f / (1.0f + expf(v < -80.0f ? 80.0f : -v)); }
 
-// Within an ulp or two, which later rounds even out; 0 and infinity stay what they are.
+// Within an ulp or two, which later rounds even out; 0 and infinity stay what they are. Sums are no subnormal numbers,
+// for which the instruction would be wrapped in others.
 DI_STREAMS float di_inverse(float v) {
   float inverse;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(inverse) : "f"(v));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(v));
   return inverse;
 }
 

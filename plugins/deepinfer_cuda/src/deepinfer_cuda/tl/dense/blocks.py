@@ -18,9 +18,9 @@ import tilelang.language as T
 
 from deepinfer_cuda.jit import kernel
 from deepinfer_cuda.tl.attention.softmax import on_hopper
-from deepinfer_cuda.tl.parts.cuts import FEW_ROWS, STEP, cut_of, pipeline, wide_cut_of
+from deepinfer_cuda.tl.parts.cuts import STEP, best_cut_of, cut_of, pipeline, rows_of_tile
 
-_PARTS = files(f"{__package__}.parts")
+_PARTS = files("deepinfer_cuda.tl.parts")
 PRODUCTS = "\n".join(_PARTS.joinpath(f"{name}.cuh").read_text(encoding="utf-8") for name in ("ring", "products"))
 ALIGNED = 32
 """Words that places of the copy engine in shared memory are apart at least; those behind the wanted ones are unused."""
@@ -47,17 +47,18 @@ RELEASED = SIZES[E4M3][:8]
 
 
 def _case(form: tuple[str, str], rows: int, outputs: int, inputs: int, groups: int = 1) -> dict[str, Any]:
-    wide = wide_cut_of(outputs, inputs, groups) if rows > FEW_ROWS and form[0] == "e4m3" else None
-    cut = wide or cut_of(outputs, inputs, groups)
+    shape = outputs, inputs, groups
+    cut = best_cut_of(*shape, rows) if form[0] == "e4m3" else cut_of(*shape)
     if cut is None:
         raise ValueError(f"a weight of {outputs} x {inputs} has no cut")
     fmt, out = form
+    rows = rows_of_tile(cut, rows, fmt == "e4m3")
     case = {"outputs": outputs, "inputs": inputs, "tile": cut.tile, "rows": rows, "splits": cut.splits, "fmt": fmt}
     return case | {"out": out, "groups": groups, **pipeline(cut, rows, fmt == "e4m3")}
 
 
 CASES = [_case(form, 8, *size) for form, sizes in SIZES.items() for size in sizes]
-CASES += [_case(E4M3, rows, *size) for rows in (16, 32, 64) for size in RELEASED]
+CASES += [case for rows in (16, 32, 64) for size in RELEASED if (case := _case(E4M3, rows, *size)) not in CASES]
 
 
 def by_row(shape: tuple[int, int]) -> Any:
