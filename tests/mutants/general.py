@@ -160,6 +160,20 @@ def _reads_a_value(op: Op) -> Op:
     return reading
 
 
+def _writes_behind_its_result(op: Op) -> Op:
+    """Where there is memory behind it, as in a pool."""
+
+    def writing(*args: Any, **options: Any) -> Any:
+        made = op(*args, **options)
+        y = made[0]
+        end = y.storage_offset() + y.numel()
+        if y.untyped_storage().nbytes() > end * y.element_size():
+            y.as_strided((1,), (1,), end).fill_(1)
+        return made
+
+    return writing
+
+
 def _drifts(op: Op) -> Op:
     calls = []
 
@@ -242,6 +256,13 @@ MUTANTS = [
     Mutant(name="sync_in_the_hot_path", op="norm.rms", make=_wrapped(_reads_a_value), caught_by=_SYNC),
     Mutant(name="guard_that_finds_nothing", change=_guard_finds_nothing, caught_by=_SYNC),
     Mutant(name="second_run_differs", op="gemm.dense", make=_wrapped(_drifts), caught_by="backend/test_repeats.py"),
+    Mutant(
+        name="writes_behind_its_result",
+        op="norm.rms",
+        make=_wrapped(_writes_behind_its_result),
+        caught_by="backend/test_repeats.py",
+        test="beside",
+    ),
     Mutant(
         name="row_depends_on_its_batch",
         op="gemm.dense",

@@ -9,6 +9,7 @@ import torch
 
 from deepinfer_core.conformance.backend.steps import step_calls
 from deepinfer_core.conformance.failures import require
+from deepinfer_core.conformance.guarded_memory import GuardedMemory
 from deepinfer_core.conformance.process_state import changed_settings, process_settings
 from deepinfer_core.conformance.repeats import compare_bits, run_twice, walk
 
@@ -45,6 +46,18 @@ def test_results_of_two_calls_do_not_share_memory(
             if isinstance(tensor, torch.Tensor) and tensor.numel():
                 tensor.view(torch.uint8).fill_(0x5A) if tensor.is_contiguous() else tensor.zero_()
         compare_bits(kept, first, "a second call overwrites the result of the first", op=op)
+
+
+def test_ops_of_a_step_write_nothing_beside_what_they_make(
+    backend: Any, device: torch.device, generator: torch.Generator
+) -> None:
+    """What lies behind a result belongs to somebody else; a sanitizer cannot see that in memory that torch keeps."""
+    with GuardedMemory() as memory:
+        calls = step_calls(backend, device, generator)
+        memory.verify(op="preparation")
+        for op, call in calls.items():
+            call()
+            memory.verify(op=op)
 
 
 def test_ops_of_a_step_leave_the_settings_of_the_process_alone(
