@@ -191,6 +191,8 @@ typedef struct di_stats_out {
 typedef struct di_layout {
     int32_t slot;
     uint32_t version;               /* from 1; 0 = no record yet */
+    int32_t n_changed;              /* words of 8 bytes that differ from the version before; -1 = any may */
+    uint16_t changed[62];           /* their offsets in the record, in bytes */
 } di_layout;
 
 typedef struct di_layouts {

@@ -135,7 +135,8 @@ MUTANTS = (
     Mutant("kept_places_of_other_rows", "di_pack_decode.c", "is_even && step->n_placed == 0 &&", "is_even &&"),
     Mutant("kept_places_of_spare_arrays", "di_pack_decode.c", " && s->kept_rows == step->rows", ""),
     Mutant("quick_rows_of_ended_requests", "di_append.c", " && s->phase == DI_PHASE_RUNNING", ""),
-    Mutant("changed_views_not_noted", "di_layout.c", "if (changed || seen->version == 0)", "if (seen->version == 0)"),
+    Mutant("changed_views_not_noted", "di_layout.c", "        layout->version = 0;\n", ""),
+    Mutant("changed_word_not_listed", "di_layout.c", "if (layout->n_changed >= 0) layout", "if (at % 16) layout"),
     Mutant(
         "last_chunk_is_queued_again",
         "di_commit.c",

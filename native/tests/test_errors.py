@@ -22,8 +22,8 @@ from deepinfer_native.errors import (
     StaleHandleError,
 )
 from deepinfer_native.library import check, ffi, lib
+from deepinfer_native.members import members_of
 from deepinfer_native.sampler_output import OutputWriter
-from deepinfer_native.views import members_of
 
 
 def state(driver):

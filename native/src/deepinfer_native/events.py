@@ -25,6 +25,7 @@ PER_EVENT = {
 }
 # Of `di_event_info`, from its start: arena, step_id, count, has_more, next; the rest is asked for once an arena.
 INFO = "=i28xQiii"
+memmove, BATCH_BYTES = ffi.memmove, ffi.sizeof("di_event_batch")
 # Alternatives lie in memory of their own that may move when the arena is used again: readers get copies.
 COPIED = ("top_ids", "top_logprobs", "prompt_logprobs")
 
@@ -102,12 +103,13 @@ class EventRing:
         """The batch that the call which filled ``batch`` and ``info`` made."""
         index, step_id, count, has_more, self._next = self._unpack(self._buffer)
         if index < 0:
-            return EventView(None, 0, self.batch.step_id, None)
-        struct = ffi.new("di_event_batch *", self.batch[0]) if has_more else None
+            return EventView(None, 0, self.batch.step_id)
         view = self._views.get(index)
         if view is not None and getrefcount(view) == 3:
             # Nobody else has the batch that was here: a batch of as many events shows the same arrays.
-            view._begin(count, step_id, struct)
+            view._begin(count, step_id)
+            if has_more:
+                view._keep(self.batch)
             return view
         arena = self._arenas.get(index)
         if arena is None:
@@ -115,7 +117,9 @@ class EventRing:
             arena.learn(self.batch)
         if view is not None:
             view._recycle(step_id)
-        view = self._views[index] = EventView(arena, count, step_id, struct)
+        view = self._views[index] = EventView(arena, count, step_id)
+        if has_more:
+            view._keep(self.batch)
         return view
 
     def close(self) -> None:
@@ -132,11 +136,12 @@ class EventView:
     record of its own.
     """
 
-    __slots__ = ("_arena", "_released", "_stale", "_struct", "count", "step_id", *PER_EVENT)
+    __slots__ = ("_arena", "_more", "_released", "_stale", "_struct", "count", "step_id", *PER_EVENT)
 
-    def __init__(self, arena: Arena | None, count: int, step_id: int, struct: Any) -> None:
+    def __init__(self, arena: Arena | None, count: int, step_id: int) -> None:
         self._arena = arena
-        self._struct = struct  # the C record, if the batch has more than one entry for each event
+        self._struct: Any = None  # the C record, if the batch has more than one entry for each event
+        self._more: Any = None  # where it is, once there was one
         self._stale = ""  # why it cannot be read any more
         self._released = False
         self.count: int = count
@@ -165,7 +170,14 @@ class EventView:
             return None
         return copied(view) if name in COPIED else arena.array(name, view)
 
-    def _begin(self, count: int, step_id: int, struct: Any) -> None:
+    def _keep(self, batch: Any) -> None:
+        """Keep the C record, which the next call writes again."""
+        if self._more is None:
+            self._more = ffi.new("di_event_batch *")
+        memmove(self._more, batch, BATCH_BYTES)
+        self._struct = self._more
+
+    def _begin(self, count: int, step_id: int) -> None:
         """Become the arena's next batch. Columns of as many events are where they were, and who read some of the batch
         before reads the same ones of this."""
         if count != self.count:
@@ -178,7 +190,7 @@ class EventView:
         self._stale = ""
         self._released = False
         self.step_id = step_id
-        self._struct = struct
+        self._struct = None
 
     def _forget(self) -> None:
         """Drop the columns."""

@@ -14,7 +14,8 @@ from deepinfer_contracts import SamplerOutput, Space, ViewFlags
 from deepinfer_contracts._chains import CONTRACTS
 from deepinfer_native.errors import ContractError
 from deepinfer_native.library import ffi
-from deepinfer_native.views import DTYPES, members_of
+from deepinfer_native.members import members_of
+from deepinfer_native.views import DTYPES
 
 Array = np.ndarray
 from_buffer = ffi.from_buffer
@@ -30,6 +31,7 @@ class Place:
     """A field that is shown, and the array that was shown last: one that comes again needs nothing at all."""
 
     view: Any
+    extents: Any  # of the view
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     array: Any
@@ -37,10 +39,14 @@ class Place:
 
     def resize(self, array: Any) -> bool:
         """Show another length; False if the number of dimensions differs."""
-        if array.ndim != len(self.shape):
+        shape = array.shape
+        if len(shape) != len(self.shape):
             return False
-        self.shape = array.shape
-        set_shape(self.view, array.shape)
+        if shape[1:] == self.shape[1:]:  # the usual: strides stay
+            self.extents[0] = shape[0]
+        else:
+            set_shape(self.view, shape)
+        self.shape = shape
         return True
 
 
@@ -145,7 +151,7 @@ class OutputWriter:
             raise ContractError("is not contiguous", contract="SamplerOutput", field=name)
         data = ffi.from_buffer(array)
         view.data = data
-        self._shown[name] = Place(view, array.dtype, array.shape, array, data)
+        self._shown[name] = Place(view, view.shape, array.dtype, array.shape, array, data)
         view.dtype = CODES[array.dtype]
         view.ndim = array.ndim
         set_shape(view, array.shape)
