@@ -57,10 +57,10 @@ def _functions(schema: Schema) -> str:
         )
         if c.context:
             ctx = schema.contract(c.context)
-            out.append(
-                f"int di_check_{c.file}_in(const {c.struct} *record, const {ctx.struct} *step, const di_limits *limits,"
-                " int level, di_error *error);"
-            )
+            arguments = f"const {c.struct} *record, const {ctx.struct} *step, const di_limits *limits, int level"
+            out.append(f"int di_check_{c.file}_in({arguments}, di_error *error);")
+            if c.has_kept:
+                out.append(f"int di_check_{c.file}_in_kept({arguments}, uint64_t kept, di_error *error);")
         else:
             out.append(
                 f"int di_check_{c.file}_kept(const {c.struct} *record, const di_limits *limits, int level,"
@@ -96,7 +96,7 @@ def _asserts(schema: Schema, c: Contract) -> str:
 
 def _macros(c: Contract) -> str:
     chain = ", ".join(f"0x{h:016x}u" for h in c.chain)
-    arrays = [] if c.context else [f for f in c.fields if f.is_array and not f.per]
+    arrays = [f for f in c.all_fields if f.is_array] if c.has_kept else []
     numbers = {n: i for i, (n, _) in enumerate(c.links)}
     kept = "".join(f"#define DI_KEPT_{c.macro}_{f.name.upper()} (UINT64_C(1) << {numbers[f.name]})\n" for f in arrays)
     return kept + (

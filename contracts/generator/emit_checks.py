@@ -189,7 +189,7 @@ class _Emitter:
         level = "if (level >= DI_LEVEL_FULL) " if rule.full else ""
         step = "if (step != NULL) " if any(e.owner == "step" for e in rule.exprs) else ""
         opening, closing = self.keys(rule.field)
-        kept = "" if self.context or not rule.is_about_elements else self.unless_kept(rule)
+        kept = self.unless_kept(rule) if self.c.has_kept and rule.is_about_elements else ""
         head = [f"/* {rule.field.name}: {rule.text} */".replace("*/ ", "* / "), level + step + kept + opening]
         self.open_arrays(exprs, s)
         self.dim_values({e.name for e in rule.exprs if e.op == "dim"}, s)
@@ -315,12 +315,13 @@ class _Emitter:
         step_id = f"{own_id} != 0 ? {own_id} : l->step_id" if own_id else "l->step_id"
         if context:
             step_id = f"step != NULL ? step->step_id : {step_id}"
-        suffix, more = ("_in", "") if context else ("_kept", "uint64_t kept, ")
+        suffix = ("_in" if context else "") + ("_kept" if c.has_kept else "")
+        more = "uint64_t kept, " if c.has_kept else ""
         lines = [
             f"int di_check_{c.file}{suffix}({arguments}const di_limits *l, int level, {more}di_error *error)",
             "{",
             "if (level <= DI_LEVEL_OFF) return 0;",
-            *([] if context else ["if (level >= DI_LEVEL_FULL) kept = 0;"]),
+            *(["if (level >= DI_LEVEL_FULL) kept = 0;"] if c.has_kept else []),
             f"const uint64_t step_id = {step_id};",
             *self.envelope(),
             *self.preamble(),
@@ -334,6 +335,11 @@ class _Emitter:
             "}",
         ]
         text = _indent(lines)
+        if context and c.has_kept:
+            text += (
+                f"\nint di_check_{c.file}_in({arguments}const di_limits *l, int level, di_error *error)\n"
+                f"{{\n    return di_check_{c.file}_in_kept(rec, step, l, level, 0, error);\n}}\n"
+            )
         if context and c.context:
             text += (
                 f"\nint di_check_{c.file}(const {c.struct} *rec, const di_limits *l, int level, di_error *error)\n"

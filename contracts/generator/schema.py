@@ -144,6 +144,11 @@ class Contract:
         return envelope + [(f.name, f.definition) for f in self.all_fields]
 
     @property
+    def has_kept(self) -> bool:
+        """Whether arrays that are known to pass can be named, by the bits of one number."""
+        return len(self.links) <= 64 and not any(f.per for f in self.all_fields)
+
+    @property
     def phase_rule(self) -> str:
         return self.prefill_when or (self.base.phase_rule if self.base else "")
 

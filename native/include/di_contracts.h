@@ -486,12 +486,14 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *record, const di_limi
 int di_check_scheduler_outputs_kept(const di_scheduler_outputs *record, const di_limits *limits, int level, uint64_t kept, di_error *error);
 int di_check_input_metadata(const di_input_metadata *record, const di_limits *limits, int level, di_error *error);
 int di_check_input_metadata_in(const di_input_metadata *record, const di_scheduler_outputs *step, const di_limits *limits, int level, di_error *error);
+int di_check_input_metadata_in_kept(const di_input_metadata *record, const di_scheduler_outputs *step, const di_limits *limits, int level, uint64_t kept, di_error *error);
 int di_check_input_metadata_v41(const di_input_metadata_v41 *record, const di_limits *limits, int level, di_error *error);
 int di_check_input_metadata_v41_in(const di_input_metadata_v41 *record, const di_scheduler_outputs *step, const di_limits *limits, int level, di_error *error);
 int di_check_sampler_inputs(const di_sampler_inputs *record, const di_limits *limits, int level, di_error *error);
 int di_check_sampler_inputs_in(const di_sampler_inputs *record, const di_scheduler_outputs *step, const di_limits *limits, int level, di_error *error);
 int di_check_sampler_output(const di_sampler_output *record, const di_limits *limits, int level, di_error *error);
 int di_check_sampler_output_in(const di_sampler_output *record, const di_scheduler_outputs *step, const di_limits *limits, int level, di_error *error);
+int di_check_sampler_output_in_kept(const di_sampler_output *record, const di_scheduler_outputs *step, const di_limits *limits, int level, uint64_t kept, di_error *error);
 int di_check_event_batch(const di_event_batch *record, const di_limits *limits, int level, di_error *error);
 int di_check_event_batch_kept(const di_event_batch *record, const di_limits *limits, int level, uint64_t kept, di_error *error);
 const di_contract_info *di_contracts(int *n);
@@ -529,6 +531,18 @@ const di_contract_info *di_contracts(int *n);
 #define DI_HASH_SCHEDULER_OUTPUTS UINT64_C(0xb6700cc271609918)
 #define DI_CHAIN_SCHEDULER_OUTPUTS {0x8c4dfce721bf8740u, 0x2a18b939b5758baau, 0x107c6b416ad57dffu, 0xf91234159c36f556u, 0xa0b3e767a39b53cfu, 0x1404e051588ab8ceu, 0xbde9ed22f93c95a2u, 0xf3a15efd314505d0u, 0xa4a72958897391a7u, 0x366b6b17937a6371u, 0xb09c09ceb5e6d7cdu, 0x55b77cc5cd585f0eu, 0x638cce4509ed6de1u, 0xbd24ad8c793b654fu, 0x1d8fc14e0dfd9e7cu, 0xebbcbf9243e65c83u, 0xd5b98d31ca7d2cb6u, 0x9b598b12b1dfa876u, 0x35da061a0146b87bu, 0x44f69ffc2a40c402u, 0x9e7b805d7f868ebau, 0xda00d149d8fd532fu, 0xc28c45929ab95c5du, 0x76cb07b1e5a4c5fdu, 0xa7aa05e4c62ba2a1u, 0x56c09923202cb83du, 0x07b9bc4c8f687d9eu, 0xa35e968543b0fdfbu, 0xc6d31198ee9ac8ffu, 0x1fc04bc1442cafd8u, 0x67842ca4e012ca9eu, 0xc2a7b7288a29070cu, 0xd5f50b6d169a14f2u, 0xda71d7f30cb89a3bu, 0x26e96e9950760af9u, 0x549aebbbdced22d6u, 0xe9a2ac45749fdd7cu, 0x573ed596106f2928u, 0x1243d3b1278d3357u, 0x8756ffe9c8d1a350u, 0x431d131784710c7eu, 0x9474aeb935ecc4e0u, 0xe92a879530137aceu, 0xf24e7adf04156346u, 0xb6700cc271609918u}
 
+#define DI_KEPT_INPUT_METADATA_INPUT_IDS (UINT64_C(1) << 5)
+#define DI_KEPT_INPUT_METADATA_POSITIONS (UINT64_C(1) << 6)
+#define DI_KEPT_INPUT_METADATA_VALID_TOKEN_MASK (UINT64_C(1) << 7)
+#define DI_KEPT_INPUT_METADATA_GATE_FORCE_RANDOM (UINT64_C(1) << 8)
+#define DI_KEPT_INPUT_METADATA_NGRAM_TOKEN_IDS (UINT64_C(1) << 9)
+#define DI_KEPT_INPUT_METADATA_SEQLENS_Q (UINT64_C(1) << 10)
+#define DI_KEPT_INPUT_METADATA_SEQLENS_K (UINT64_C(1) << 11)
+#define DI_KEPT_INPUT_METADATA_CU_SEQLENS_Q (UINT64_C(1) << 12)
+#define DI_KEPT_INPUT_METADATA_CU_SEQLENS_K (UINT64_C(1) << 13)
+#define DI_KEPT_INPUT_METADATA_CU_SEQLENS_Q_INCL (UINT64_C(1) << 14)
+#define DI_KEPT_INPUT_METADATA_MIRROR_INDEX (UINT64_C(1) << 16)
+#define DI_KEPT_INPUT_METADATA_MIRROR_REVERSE (UINT64_C(1) << 17)
 #define DI_FIELDS_INPUT_METADATA 18
 #define DI_HASH_INPUT_METADATA UINT64_C(0xf8ce46d22c2ed356)
 #define DI_CHAIN_INPUT_METADATA {0xff5a364e69c2f2cfu, 0x06fbf82f87cec8b0u, 0x679ba70b730000dbu, 0x64af120046f99c7cu, 0x6ac9352ace09dc7fu, 0x9f4f2fc30f097d84u, 0x5582863334823c3cu, 0x9abb9028ade11fe9u, 0x016d10679e153658u, 0x754855310935d381u, 0x601e3d3405ccbf10u, 0x0d1728dd51710b0fu, 0x830e5e12fd9ab304u, 0x70d6615ad356cf7au, 0xcdc61b1354636046u, 0x58b008a282746a44u, 0x31dbc68c4b494275u, 0x3d53e69603cb8c82u, 0xf8ce46d22c2ed356u}
@@ -541,6 +555,29 @@ const di_contract_info *di_contracts(int *n);
 #define DI_HASH_SAMPLER_INPUTS UINT64_C(0x78933ee5eca44b3f)
 #define DI_CHAIN_SAMPLER_INPUTS {0x4d52bfb71d3e7c8eu, 0x0ae8eb03376b60b6u, 0x540f8405098e0229u, 0x5d9a3a52d7e28585u, 0xd6656d19aaba91bdu, 0x85d32908879dceeeu, 0x9d9cedf619a38f9fu, 0x8ffd2cb02aab3143u, 0xadea5ecebd7d8738u, 0x1183a251420f3917u, 0x5c9aab057c4b692fu, 0x2707d5455b1074a9u, 0xf625676dda178bdbu, 0xaf35dde8db6d173fu, 0x2729ca6e4d0c5fadu, 0x240e3a0224a267f1u, 0x53f5ad9d79fa38c1u, 0x18739914d8533ea5u, 0x9e2697a8dd5800d9u, 0xe5d29f7c5223fee7u, 0x84f63e2756aab817u, 0x24b10ce902dea21cu, 0x152cde82e980cb00u, 0xb928b1b8fbfb2278u, 0xcbdb18494494c424u, 0xb56bdb0dad3689e0u, 0x57cac063003dd660u, 0xe035373373fec079u, 0xa1d6b69586ae31b7u, 0xe431802a2141a0f9u, 0x498b1518247864c4u, 0x4ca2fcf38bf597e7u, 0x3d7eccbf4420e1ccu, 0x78933ee5eca44b3fu}
 
+#define DI_KEPT_SAMPLER_OUTPUT_SAMPLED_IDS (UINT64_C(1) << 2)
+#define DI_KEPT_SAMPLER_OUTPUT_SAMPLED_IDS_DEVICE (UINT64_C(1) << 3)
+#define DI_KEPT_SAMPLER_OUTPUT_SAMPLED_LOGPROB (UINT64_C(1) << 4)
+#define DI_KEPT_SAMPLER_OUTPUT_VERIFIED_IDS (UINT64_C(1) << 5)
+#define DI_KEPT_SAMPLER_OUTPUT_VERIFIED_LOGPROB (UINT64_C(1) << 6)
+#define DI_KEPT_SAMPLER_OUTPUT_DRAFT_LOGPROB (UINT64_C(1) << 7)
+#define DI_KEPT_SAMPLER_OUTPUT_ACCEPTED (UINT64_C(1) << 8)
+#define DI_KEPT_SAMPLER_OUTPUT_DRAFT_IDS (UINT64_C(1) << 9)
+#define DI_KEPT_SAMPLER_OUTPUT_DRAFT_IDS_DEVICE (UINT64_C(1) << 10)
+#define DI_KEPT_SAMPLER_OUTPUT_CONFIDENCE (UINT64_C(1) << 11)
+#define DI_KEPT_SAMPLER_OUTPUT_CONFIDENCE_DEVICE (UINT64_C(1) << 12)
+#define DI_KEPT_SAMPLER_OUTPUT_TOP_IDS (UINT64_C(1) << 13)
+#define DI_KEPT_SAMPLER_OUTPUT_TOP_LOGPROBS (UINT64_C(1) << 14)
+#define DI_KEPT_SAMPLER_OUTPUT_VERIFIED_TOP_IDS (UINT64_C(1) << 15)
+#define DI_KEPT_SAMPLER_OUTPUT_VERIFIED_TOP_LOGPROBS (UINT64_C(1) << 16)
+#define DI_KEPT_SAMPLER_OUTPUT_SUM_SMALLER (UINT64_C(1) << 17)
+#define DI_KEPT_SAMPLER_OUTPUT_VERIFIED_SUM_SMALLER (UINT64_C(1) << 18)
+#define DI_KEPT_SAMPLER_OUTPUT_PROMPT_LOGPROBS (UINT64_C(1) << 19)
+#define DI_KEPT_SAMPLER_OUTPUT_GRAMMAR_STATUS (UINT64_C(1) << 20)
+#define DI_KEPT_SAMPLER_OUTPUT_VERIFIED_PER_STEP (UINT64_C(1) << 21)
+#define DI_KEPT_SAMPLER_OUTPUT_ACCEPTED_PER_STEP (UINT64_C(1) << 22)
+#define DI_KEPT_SAMPLER_OUTPUT_MOE_BALANCE (UINT64_C(1) << 24)
+#define DI_KEPT_SAMPLER_OUTPUT_ROW_STATUS (UINT64_C(1) << 26)
 #define DI_FIELDS_SAMPLER_OUTPUT 27
 #define DI_HASH_SAMPLER_OUTPUT UINT64_C(0x05f9f132bc67f469)
 #define DI_CHAIN_SAMPLER_OUTPUT {0xeba8356fdf8d0492u, 0x868a2fdb1e19dcc8u, 0x04fbcdc979bcccebu, 0x7fc5c6855a484c46u, 0x93950417e9ae616du, 0xef11d93830d09296u, 0xafc0eb45df5e8327u, 0x1aaf5ef6bff414e1u, 0x405757a219ff16fau, 0xd6cb5b60ac12b5b4u, 0x59831b3c65b8135bu, 0x9470f14c98c3b0bau, 0xc23345febad0c79au, 0x267e188bf62fa6b0u, 0x6300fd6a58b2c19fu, 0x4ac730387e391fe1u, 0xc84260d5f8cf8777u, 0xab977f39258fbd3bu, 0xe817cbde94358710u, 0xa37897d8b54fded7u, 0xa0f950102d389d8cu, 0xd248e71d86203869u, 0xf0afbf082b04250eu, 0x18a92e523e23a1dbu, 0x7bb4aff44d7c6fe4u, 0xc78545c6d900baefu, 0xb84586089f1f0d58u, 0x05f9f132bc67f469u}

@@ -9,31 +9,28 @@ int di_append_is_possible(const di_core *c, const di_step *step, const di_tokens
 }
 
 /* Bring the lines that rows ahead will touch: the request first, then, when that is there, the end of its tokens. */
-void di_append_look_ahead(const di_step *step, int32_t i, int has_drafts)
+void di_append_look_ahead(const di_step *step, int32_t i)
 {
     if (i + DI_AHEAD >= step->n) return;
     const di_seq *far = step->rows[i + DI_AHEAD].seq, *near = step->rows[i + DI_AHEAD / 2].seq;
     DI_PREFETCH(far);
     DI_PREFETCH(&near->tokens[near->len]);
-    if (!has_drafts) return;
-    DI_PREFETCH(&far->drafts);
-    DI_PREFETCH(near->drafts);
 }
 
-void di_append_keep_drafts(di_core *c, di_seq *s, int32_t i, const di_tokens *t)
+void di_append_keep_drafts(di_core *c, const di_row *r, di_seq *s, int32_t i, const di_tokens *t)
 {
     int32_t k = c->cfg.num_draft, pad = c->cfg.vocab_size - 1;
     s->has_drafts = t->drafts != NULL && k > 0;
     if (k == 0) return;
     size_t at = (size_t)i * (size_t)k;
     const int32_t *from = t->drafts ? t->drafts + at : NULL;
-    int32_t *drafts = s->drafts;
+    int32_t *drafts = di_core_drafts(c, r->row_slot);
     if (from && t->are_drafts_tokens)
         for (int32_t j = 0; j < k; j++) drafts[j] = from[j];     /* a few: a call of memcpy takes longer */
     else
         /* What is no token becomes a pad draft (5.8). */
         for (int32_t j = 0; from && j < k; j++) drafts[j] = (uint32_t)from[j] <= (uint32_t)pad ? from[j] : pad;
-    if (c->varlen.is_on) di_varlen_keep(c, s, from, t->confidence ? t->confidence + at : NULL);
+    if (c->varlen.is_on) di_varlen_keep(c, r, from, t->confidence ? t->confidence + at : NULL);
 }
 
 /* Of n rows from i on. */
@@ -100,7 +97,7 @@ static int32_t append_one_each(di_step *step, int32_t i, bounds b, const di_toke
 {
     int32_t from = i, e = a->count;
     for (; i < step->n; i++, e++) {
-        di_append_look_ahead(step, i, 0);
+        di_append_look_ahead(step, i);
         di_row *r = &step->rows[i];
         di_seq *s = r->seq;
         int32_t token = t->sampled[i];
@@ -143,7 +140,7 @@ static int32_t append_several_each(di_core *c, di_step *step, int32_t i, bounds 
 {
     int32_t from = i, k = c->cfg.num_draft, n_conf = a->n_conf, has_confidence = t->confidence && k > 0;
     for (; i < step->n; i++) {
-        di_append_look_ahead(step, i, t->drafts != NULL);
+        di_append_look_ahead(step, i);
         di_row *r = &step->rows[i];
         di_seq *s = r->seq;
         if (!is_ordinary(r, t->status[i])) break;
@@ -160,7 +157,7 @@ static int32_t append_several_each(di_core *c, di_step *step, int32_t i, bounds 
         if (has_confidence) a->conf_offset[e] = n_conf + (i - from) * k;
         /* Before has_drafts is written: the flags beside it are read with one load, which would wait for that byte. */
         count_out(r, accepted + 1);
-        di_append_keep_drafts(c, s, i, t);
+        di_append_keep_drafts(c, r, s, i, t);
     }
     if (has_confidence && i > from) copy_confidences(c, a, from, i - from, t);
     return i;

@@ -69,12 +69,29 @@ int di_check_events(di_core *c, uint64_t step, di_event_arena *a, const di_event
     return code;
 }
 
-int di_check_output(di_core *c, const di_step *step, const di_sampler_output *record)
+/* Arrays of which di_output_read showed what the rules about their elements ask, and where:
+ *
+ *   sampled_ids, row_status    is_plain: every status is OK, every id in [0, V)
+ *   verified_ids               are_ids: every id in [-1, V); only of a step that verifies, others are not read
+ *   draft_ids                  are_tokens: every id in [0, V)
+ *
+ * The views were taken by then with the lengths that the shapes ask for, so that whole arrays were seen. */
+static uint64_t read_already(const di_tokens *t)
+{
+    uint64_t kept = 0;
+    if (t->is_plain) kept |= DI_KEPT_SAMPLER_OUTPUT_SAMPLED_IDS | DI_KEPT_SAMPLER_OUTPUT_ROW_STATUS;
+    if (t->is_verified_plain) kept |= DI_KEPT_SAMPLER_OUTPUT_VERIFIED_IDS;
+    if (t->drafts && t->are_drafts_tokens) kept |= DI_KEPT_SAMPLER_OUTPUT_DRAFT_IDS;
+    return kept;
+}
+
+int di_check_output(di_core *c, const di_step *step, const di_sampler_output *record, const di_tokens *t)
 {
     di_error error;
     if (level(c) == DI_LEVEL_OFF) return 0;
     c->limits.step_id = step->id;
-    int code = di_check_sampler_output_in(record, &step->out->record, &c->limits, level(c), &error);
+    int code = di_check_sampler_output_in_kept(record, &step->out->record, &c->limits, level(c), read_already(t),
+                                               &error);
     return code ? di_fail_with(DI_E_CONTRACT, &error) : 0;
 }
 

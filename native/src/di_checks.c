@@ -1410,9 +1410,10 @@ int di_check_scheduler_outputs(const di_scheduler_outputs *rec, const di_limits 
     return di_check_scheduler_outputs_kept(rec, l, level, 0, error);
 }
 
-int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_outputs *step, const di_limits *l, int level, di_error *error)
+int di_check_input_metadata_in_kept(const di_input_metadata *rec, const di_scheduler_outputs *step, const di_limits *l, int level, uint64_t kept, di_error *error)
 {
     if (level <= DI_LEVEL_OFF) return 0;
+    if (level >= DI_LEVEL_FULL) kept = 0;
     const uint64_t step_id = step != NULL ? step->step_id : l->step_id;
     if (rec->struct_size < sizeof *rec) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 0, -1, -1, "InputMetadata.struct_size", "struct_size >= sizeof record", step_id}, -1, 0, true, (int64_t)rec->struct_size);
     if (rec->chain != DI_HASH_INPUT_METADATA) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 1, -1, -1, "InputMetadata.chain", "chain of this contract", step_id}, -1, 0, true, (int64_t)rec->chain);
@@ -1581,7 +1582,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         } while (0);
     } while (0);
     /* input_ids: all(0 <= input_ids < V) */
-    do {
+    if (~kept & (DI_KEPT_INPUT_METADATA_INPUT_IDS)) do {
         if (!di_readable(&rec->input_ids)) continue;
         const int32_t *f0 = rec->input_ids.data; const int64_t n0 = di_size(&rec->input_ids);
         (void)f0; (void)n0;
@@ -1591,7 +1592,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 5, 3, -1, "InputMetadata.input_ids", "all(0 <= input_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* positions: all(0 <= positions < max_pos) */
-    do {
+    if (~kept & (DI_KEPT_INPUT_METADATA_POSITIONS)) do {
         if (!di_readable(&rec->positions)) continue;
         const int32_t *f0 = rec->positions.data; const int64_t n0 = di_size(&rec->positions);
         (void)f0; (void)n0;
@@ -1685,7 +1686,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         if (rest2 || rest4) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 6, 6, -1, "InputMetadata.positions", "all(positions == repeat(seqlens_k - seqlens_q, seqlens_q) + ramp(seqlens_q))", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* ngram_token_ids: all(ngram_token_ids >= 0) */
-    do {
+    if (~kept & (DI_KEPT_INPUT_METADATA_NGRAM_TOKEN_IDS)) do {
         if (!di_readable(&rec->ngram_token_ids)) continue;
         const int32_t *f0 = rec->ngram_token_ids.data; const int64_t n0 = di_size(&rec->ngram_token_ids);
         (void)f0; (void)n0;
@@ -1695,7 +1696,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 9, 7, -1, "InputMetadata.ngram_token_ids", "all(ngram_token_ids >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* seqlens_q: all(1 <= seqlens_q <= Q) */
-    do {
+    if (~kept & (DI_KEPT_INPUT_METADATA_SEQLENS_Q)) do {
         if (!di_readable(&rec->seqlens_q)) continue;
         const int32_t *f0 = rec->seqlens_q.data; const int64_t n0 = di_size(&rec->seqlens_q);
         (void)f0; (void)n0;
@@ -1734,7 +1735,7 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 10, 10, -1, "InputMetadata.seqlens_q", "all(seqlens_q == step.seqlens_q)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* seqlens_k: all(seqlens_q <= seqlens_k <= max_pos) */
-    do {
+    if (~kept & (DI_KEPT_INPUT_METADATA_SEQLENS_Q | DI_KEPT_INPUT_METADATA_SEQLENS_K)) do {
         if (!di_readable(&rec->seqlens_q)) continue;
         const int32_t *f0 = rec->seqlens_q.data; const int64_t n0 = di_size(&rec->seqlens_q);
         (void)f0; (void)n0;
@@ -1910,6 +1911,11 @@ int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)rec->cp_mirror_len)))) return di_violation(error, (di_site){DI_CONTRACT_INPUT_METADATA, 17, 25, -1, "InputMetadata.mirror_reverse", "all(-1 <= mirror_reverse < cp_mirror_len)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     return 0;
+}
+
+int di_check_input_metadata_in(const di_input_metadata *rec, const di_scheduler_outputs *step, const di_limits *l, int level, di_error *error)
+{
+    return di_check_input_metadata_in_kept(rec, step, l, level, 0, error);
 }
 
 int di_check_input_metadata(const di_input_metadata *rec, const di_limits *l, int level, di_error *error)
@@ -5647,9 +5653,10 @@ int di_check_sampler_inputs(const di_sampler_inputs *rec, const di_limits *l, in
     return di_check_sampler_inputs_in(rec, NULL, l, level, error);
 }
 
-int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_outputs *step, const di_limits *l, int level, di_error *error)
+int di_check_sampler_output_in_kept(const di_sampler_output *rec, const di_scheduler_outputs *step, const di_limits *l, int level, uint64_t kept, di_error *error)
 {
     if (level <= DI_LEVEL_OFF) return 0;
+    if (level >= DI_LEVEL_FULL) kept = 0;
     const uint64_t step_id = step != NULL ? step->step_id : l->step_id;
     if (rec->struct_size < sizeof *rec) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 0, -1, -1, "SamplerOutput.struct_size", "struct_size >= sizeof record", step_id}, -1, 0, true, (int64_t)rec->struct_size);
     if (rec->chain != DI_HASH_SAMPLER_OUTPUT) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 1, -1, -1, "SamplerOutput.chain", "chain of this contract", step_id}, -1, 0, true, (int64_t)rec->chain);
@@ -5964,7 +5971,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         } while (0);
     } while (0);
     /* sampled_ids: all(-1 <= sampled_ids < V) */
-    do {
+    if (~kept & (DI_KEPT_SAMPLER_OUTPUT_SAMPLED_IDS)) do {
         if (!di_readable(&rec->sampled_ids)) continue;
         const int32_t *f0 = rec->sampled_ids.data; const int64_t n0 = di_size(&rec->sampled_ids);
         (void)f0; (void)n0;
@@ -5984,7 +5991,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!(n0 == n1)) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 2, 1, -1, "SamplerOutput.sampled_ids", "len(sampled_ids) == len(step.seq_uid)", step_id}, -1, 0, true, n0);
     } while (0);
     /* sampled_logprob: all(sampled_logprob <= 0) */
-    do {
+    if (~kept & (DI_KEPT_SAMPLER_OUTPUT_SAMPLED_LOGPROB)) do {
         if (!di_readable(&rec->sampled_logprob)) continue;
         const float *f0 = rec->sampled_logprob.data; const int64_t n0 = di_size(&rec->sampled_logprob);
         (void)f0; (void)n0;
@@ -5994,7 +6001,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 4, 2, -1, "SamplerOutput.sampled_logprob", "all(sampled_logprob <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* verified_ids: all(-1 <= verified_ids < V) */
-    do {
+    if (~kept & (DI_KEPT_SAMPLER_OUTPUT_VERIFIED_IDS)) do {
         if (!di_readable(&rec->verified_ids)) continue;
         const int32_t *f0 = rec->verified_ids.data; const int64_t n0 = di_size(&rec->verified_ids);
         (void)f0; (void)n0;
@@ -6061,7 +6068,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (rest2 || rest4 || rest6) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 5, 5, -1, "SamplerOutput.verified_ids", "all(ramp(step.seqlens_q) == 0 or ramp(step.seqlens_q) == repeat(step.seqlens_q, step.seqlens_q) - 1 or shift(verified_ids, 0) >= 0 or verified_ids == -1)", step_id}, n, 0, true, (n < n1 ? ((int64_t)f1[n]) : 0));
     } while (0);
     /* verified_logprob: all(verified_logprob <= 0) */
-    do {
+    if (~kept & (DI_KEPT_SAMPLER_OUTPUT_VERIFIED_LOGPROB)) do {
         if (!di_readable(&rec->verified_logprob)) continue;
         const float *f0 = rec->verified_logprob.data; const int64_t n0 = di_size(&rec->verified_logprob);
         (void)f0; (void)n0;
@@ -6071,7 +6078,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 6, 6, -1, "SamplerOutput.verified_logprob", "all(verified_logprob <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* draft_logprob: all(draft_logprob <= 0) */
-    do {
+    if (~kept & (DI_KEPT_SAMPLER_OUTPUT_DRAFT_LOGPROB)) do {
         if (!di_readable(&rec->draft_logprob)) continue;
         const float *f0 = rec->draft_logprob.data; const int64_t n0 = di_size(&rec->draft_logprob);
         (void)f0; (void)n0;
@@ -6081,7 +6088,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 7, 7, -1, "SamplerOutput.draft_logprob", "all(draft_logprob <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* accepted: all(0 <= accepted <= K) */
-    do {
+    if (~kept & (DI_KEPT_SAMPLER_OUTPUT_ACCEPTED)) do {
         if (!di_readable(&rec->accepted)) continue;
         const int32_t *f0 = rec->accepted.data; const int64_t n0 = di_size(&rec->accepted);
         (void)f0; (void)n0;
@@ -6182,7 +6189,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (rest2 || rest4 || rest6 || rest8 || rest10) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 8, 10, -1, "SamplerOutput.accepted", "all(ramp(step.seqlens_q) == repeat(step.seqlens_q, step.seqlens_q) - 1 or (verified_ids >= 0) == (ramp(step.seqlens_q) < repeat(accepted, step.seqlens_q)))", step_id}, n, 0, true, 0);
     } while (0);
     /* draft_ids: all(-1 <= draft_ids < V) */
-    do {
+    if (~kept & (DI_KEPT_SAMPLER_OUTPUT_DRAFT_IDS)) do {
         if (!di_readable(&rec->draft_ids)) continue;
         const int32_t *f0 = rec->draft_ids.data; const int64_t n0 = di_size(&rec->draft_ids);
         (void)f0; (void)n0;
@@ -6192,7 +6199,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 9, 11, -1, "SamplerOutput.draft_ids", "all(-1 <= draft_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* confidence: all(0 <= confidence <= 1) */
-    do {
+    if (~kept & (DI_KEPT_SAMPLER_OUTPUT_CONFIDENCE)) do {
         if (!di_readable(&rec->confidence)) continue;
         const float *f0 = rec->confidence.data; const int64_t n0 = di_size(&rec->confidence);
         (void)f0; (void)n0;
@@ -6202,7 +6209,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= INT64_C(1)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 11, 12, -1, "SamplerOutput.confidence", "all(0 <= confidence <= 1)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* top_ids: all(-1 <= top_ids < V) */
-    do {
+    if (~kept & (DI_KEPT_SAMPLER_OUTPUT_TOP_IDS)) do {
         if (!di_readable(&rec->top_ids)) continue;
         const int32_t *f0 = rec->top_ids.data; const int64_t n0 = di_size(&rec->top_ids);
         (void)f0; (void)n0;
@@ -6212,7 +6219,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 13, 13, -1, "SamplerOutput.top_ids", "all(-1 <= top_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* top_logprobs: all(top_logprobs <= 0) */
-    do {
+    if (~kept & (DI_KEPT_SAMPLER_OUTPUT_TOP_LOGPROBS)) do {
         if (!di_readable(&rec->top_logprobs)) continue;
         const float *f0 = rec->top_logprobs.data; const int64_t n0 = di_size(&rec->top_logprobs);
         (void)f0; (void)n0;
@@ -6222,7 +6229,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 14, 14, -1, "SamplerOutput.top_logprobs", "all(top_logprobs <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* verified_top_ids: all(-1 <= verified_top_ids < V) */
-    do {
+    if (~kept & (DI_KEPT_SAMPLER_OUTPUT_VERIFIED_TOP_IDS)) do {
         if (!di_readable(&rec->verified_top_ids)) continue;
         const int32_t *f0 = rec->verified_top_ids.data; const int64_t n0 = di_size(&rec->verified_top_ids);
         (void)f0; (void)n0;
@@ -6232,7 +6239,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) < (int32_t)((int64_t)l->vocab_size)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 15, 15, -1, "SamplerOutput.verified_top_ids", "all(-1 <= verified_top_ids < V)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* verified_top_logprobs: all(verified_top_logprobs <= 0) */
-    do {
+    if (~kept & (DI_KEPT_SAMPLER_OUTPUT_VERIFIED_TOP_LOGPROBS)) do {
         if (!di_readable(&rec->verified_top_logprobs)) continue;
         const float *f0 = rec->verified_top_logprobs.data; const int64_t n0 = di_size(&rec->verified_top_logprobs);
         (void)f0; (void)n0;
@@ -6242,7 +6249,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 16, 16, -1, "SamplerOutput.verified_top_logprobs", "all(verified_top_logprobs <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* sum_smaller: all(0 <= sum_smaller <= 1.001) */
-    do {
+    if (~kept & (DI_KEPT_SAMPLER_OUTPUT_SUM_SMALLER)) do {
         if (!di_readable(&rec->sum_smaller)) continue;
         const float *f0 = rec->sum_smaller.data; const int64_t n0 = di_size(&rec->sum_smaller);
         (void)f0; (void)n0;
@@ -6252,7 +6259,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= 1.001))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 17, 17, -1, "SamplerOutput.sum_smaller", "all(0 <= sum_smaller <= 1.001)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* verified_sum_smaller: all(0 <= verified_sum_smaller <= 1.001) */
-    do {
+    if (~kept & (DI_KEPT_SAMPLER_OUTPUT_VERIFIED_SUM_SMALLER)) do {
         if (!di_readable(&rec->verified_sum_smaller)) continue;
         const float *f0 = rec->verified_sum_smaller.data; const int64_t n0 = di_size(&rec->verified_sum_smaller);
         (void)f0; (void)n0;
@@ -6262,7 +6269,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!((INT64_C(0) <= ((double)f0[i])) & (((double)f0[i]) <= 1.001))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 18, 18, -1, "SamplerOutput.verified_sum_smaller", "all(0 <= verified_sum_smaller <= 1.001)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* prompt_logprobs: all(prompt_logprobs <= 0) */
-    do {
+    if (~kept & (DI_KEPT_SAMPLER_OUTPUT_PROMPT_LOGPROBS)) do {
         if (!di_readable(&rec->prompt_logprobs)) continue;
         const float *f0 = rec->prompt_logprobs.data; const int64_t n0 = di_size(&rec->prompt_logprobs);
         (void)f0; (void)n0;
@@ -6272,7 +6279,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!(((double)f0[i]) <= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 19, 19, -1, "SamplerOutput.prompt_logprobs", "all(prompt_logprobs <= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* grammar_status: all(-1 <= grammar_status <= 2) */
-    do {
+    if (~kept & (DI_KEPT_SAMPLER_OUTPUT_GRAMMAR_STATUS)) do {
         if (!di_readable(&rec->grammar_status)) continue;
         const int8_t *f0 = rec->grammar_status.data; const int64_t n0 = di_size(&rec->grammar_status);
         (void)f0; (void)n0;
@@ -6282,7 +6289,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!(((int32_t)(INT64_C(-1)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(2))))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 20, 20, -1, "SamplerOutput.grammar_status", "all(-1 <= grammar_status <= 2)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* verified_per_step: all(verified_per_step >= 0) */
-    do {
+    if (~kept & (DI_KEPT_SAMPLER_OUTPUT_VERIFIED_PER_STEP)) do {
         if (!di_readable(&rec->verified_per_step)) continue;
         const int32_t *f0 = rec->verified_per_step.data; const int64_t n0 = di_size(&rec->verified_per_step);
         (void)f0; (void)n0;
@@ -6292,7 +6299,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!((int32_t)(((int64_t)f0[i])) >= (int32_t)(INT64_C(0)))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 21, 21, -1, "SamplerOutput.verified_per_step", "all(verified_per_step >= 0)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* accepted_per_step: all(0 <= accepted_per_step <= verified_per_step) */
-    do {
+    if (~kept & (DI_KEPT_SAMPLER_OUTPUT_ACCEPTED_PER_STEP | DI_KEPT_SAMPLER_OUTPUT_VERIFIED_PER_STEP)) do {
         if (!di_readable(&rec->accepted_per_step)) continue;
         const int32_t *f0 = rec->accepted_per_step.data; const int64_t n0 = di_size(&rec->accepted_per_step);
         (void)f0; (void)n0;
@@ -6306,7 +6313,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 22, 22, -1, "SamplerOutput.accepted_per_step", "all(0 <= accepted_per_step <= verified_per_step)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     /* moe_balance: all(moe_balance >= 0) */
-    do {
+    if (~kept & (DI_KEPT_SAMPLER_OUTPUT_MOE_BALANCE)) do {
         if (!di_readable(&rec->moe_balance)) continue;
         const float *f0 = rec->moe_balance.data; const int64_t n0 = di_size(&rec->moe_balance);
         (void)f0; (void)n0;
@@ -6316,7 +6323,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!(((double)f0[i]) >= INT64_C(0))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 24, 24, -1, "SamplerOutput.moe_balance", "all(moe_balance >= 0)", step_id}, i, ((double)f0[i]), false, 0);
     } while (0);
     /* row_status: all(0 <= row_status <= 2) */
-    do {
+    if (~kept & (DI_KEPT_SAMPLER_OUTPUT_ROW_STATUS)) do {
         if (!di_readable(&rec->row_status)) continue;
         const int8_t *f0 = rec->row_status.data; const int64_t n0 = di_size(&rec->row_status);
         (void)f0; (void)n0;
@@ -6326,7 +6333,7 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (!(((int32_t)(INT64_C(0)) <= (int32_t)(((int64_t)f0[i]))) & ((int32_t)(((int64_t)f0[i])) <= (int32_t)(INT64_C(2))))) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 26, 25, -1, "SamplerOutput.row_status", "all(0 <= row_status <= 2)", step_id}, i, 0, true, ((int64_t)f0[i]));
     } while (0);
     /* row_status: all(row_status != RowStatus.OK or sampled_ids >= 0) */
-    do {
+    if (~kept & (DI_KEPT_SAMPLER_OUTPUT_ROW_STATUS | DI_KEPT_SAMPLER_OUTPUT_SAMPLED_IDS)) do {
         if (!di_readable(&rec->row_status)) continue;
         const int8_t *f0 = rec->row_status.data; const int64_t n0 = di_size(&rec->row_status);
         (void)f0; (void)n0;
@@ -6340,6 +6347,11 @@ int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_
         if (n0 != n1) return di_violation(error, (di_site){DI_CONTRACT_SAMPLER_OUTPUT, 26, 26, -1, "SamplerOutput.row_status", "all(row_status != RowStatus.OK or sampled_ids >= 0)", step_id}, n, 0, true, (n < n0 ? ((int64_t)f0[n]) : 0));
     } while (0);
     return 0;
+}
+
+int di_check_sampler_output_in(const di_sampler_output *rec, const di_scheduler_outputs *step, const di_limits *l, int level, di_error *error)
+{
+    return di_check_sampler_output_in_kept(rec, step, l, level, 0, error);
 }
 
 int di_check_sampler_output(const di_sampler_output *rec, const di_limits *l, int level, di_error *error)

@@ -132,7 +132,7 @@ static int append_tokens(di_core *c, di_step *step, int32_t i, const di_tokens *
     int code = offer(c, s);
     if (code) return code;
     if (reason == DI_FINISH_NONE) {
-        if (c->cfg.num_draft > 0) di_append_keep_drafts(c, s, i, t);
+        if (c->cfg.num_draft > 0) di_append_keep_drafts(c, r, s, i, t);
         return c->cfg.engine_type == DI_ENGINE_PROMPT ? hand_off(c, s, e, a) : 0;
     }
     di_events_note(a, DI_EVENT_ENDS);
@@ -187,11 +187,13 @@ static int apply(di_core *c, di_step *step, const di_tokens *t, di_event_arena *
     if (step->t > step->n) di_events_note(a, DI_EVENT_DRAFTS);
     if (step->n_prompt_told) di_events_note(a, DI_KEPT_EVENT_BATCH_PROMPT_LP_OFFSET);
     int is_quick = di_append_is_possible(c, step, t);
+    a->plain = is_quick ? DI_EVENT_PLAIN : 0;
     int32_t at_prompt = 0;    /* among the prompt log-probabilities of the step */
     for (int32_t i = 0; i < step->n; i++) {
         if (is_quick) i = di_append_run(c, step, i, t, a);
         if (i == step->n) break;
-        di_append_look_ahead(step, i, t->drafts != NULL);
+        di_append_look_ahead(step, i);
+        a->plain = 0;
         int code = commit_row(c, step, i, t, &at_prompt, a);
         if (code) return code;
         if (step->n_prompt_rows) at_prompt += step->out->n_prompt_rows[i];
@@ -218,7 +220,7 @@ static int commit(di_core *c, uint64_t id, const di_sampler_output *output, di_e
                        (unsigned long long)c->launched);
     di_tokens t;
     int code = di_output_read(c, step, output, &t);
-    if (!code && output) code = di_check_output(c, step, output);
+    if (!code && output) code = di_check_output(c, step, output, &t);
     int64_t n_top = alternatives(step, &t);
     if (!code && n_top > INT32_MAX)
         code = di_fail(DI_E_CAPACITY, "EventBatch", "top_ids", "%lld alternatives in one step", (long long)n_top);

@@ -155,7 +155,8 @@ static int create_rings(di_core *c)
     c->running = di_arena_take(&c->arena, n, sizeof *c->running);
     c->candidates = di_arena_take(&c->arena, n, sizeof *c->candidates);
     c->growers = di_arena_take(&c->arena, n, sizeof *c->growers);
-    if (!c->running || !c->candidates || !c->growers) return DI_E_CAPACITY;
+    c->drafts = di_arena_take(&c->arena, (n + 1) * (size_t)c->cfg.num_draft, sizeof *c->drafts);
+    if (!c->running || !c->candidates || !c->growers || !c->drafts) return DI_E_CAPACITY;
     for (int i = 0; i <= c->cfg.depth; i++) {
         if (di_publish_create(c, &c->outputs[i], 2 * i) || di_publish_create(c, &c->spare_outputs[i], 2 * i + 1))
             return DI_E_CAPACITY;

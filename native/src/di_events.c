@@ -66,7 +66,10 @@ static void restore_defaults(di_event_arena *a, size_t n, uint64_t columns)
 #undef RESTORE
 }
 
-uint64_t di_events_kept(const di_event_arena *a) { return a->count <= a->n_known ? a->known & ~a->written : 0; }
+uint64_t di_events_kept(const di_event_arena *a)
+{
+    return a->plain | (a->count <= a->n_known ? a->known & ~a->written : 0);
+}
 
 void di_events_checked(di_event_arena *a, uint64_t kept)
 {
@@ -200,7 +203,7 @@ void di_events_begin(di_events *e, di_event_arena *a)
     a->serial = ++e->serial;
     if (a->written) restore_defaults(a, (size_t)a->count, a->written);
     a->known &= ~a->written;
-    a->written = 0;
+    a->written = a->plain = 0;
     a->count = a->n_conf = a->n_top = a->n_prompt = 0;
     for (int32_t i = 0; i < e->n_arenas; i++)
         if (e->arenas[i] == a) e->last = i;
@@ -218,7 +221,10 @@ void di_events_wait(di_events *e, di_seq *s)
 void di_events_flush(di_core *c, di_event_arena *a)
 {
     di_events *e = &c->events;
-    if (e->head) di_events_note(a, DI_EVENT_ENDS);
+    if (e->head) {
+        di_events_note(a, DI_EVENT_ENDS);
+        a->plain = 0;
+    }
     while (e->head && a->count + e->head->first_waits < e->capacity) {
         di_seq *s = e->head;
         di_transfer_put_first(a, s);

@@ -21,6 +21,21 @@
     (DI_EVENT_EXTRAS | DI_EVENT_DRAFTS | DI_EVENT_ENDS | DI_KEPT_EVENT_BATCH_CONF_OFFSET | \
      DI_KEPT_EVENT_BATCH_PROMPT_LP_OFFSET)
 
+/* What needs no check of its own in a batch that di_append_run alone wrote, because it follows from what was checked before:
+ *
+ *   token_id                      di_output_read found every token of an OK row in the vocabulary
+ *   logprob, confidences          copies of values that di_check_output found in the ranges that events have; the lower
+ *                                 bound of di_append_logprob leaves them there
+ *   kind, finish_reason           an event is a token with no reason as long as nobody notes another (DI_EVENT_ENDS)
+ *   flags                         FROM_DRAFT or nothing: LAST is for rows that go to commit_row
+ *   drafted, accepted             q - 1 of a row, and a number in 0 .. q - 1, which di_output_read asked for
+ *
+ * test_kept_checks.py damages the values of a sampler, and compares batches with all checks. */
+#define DI_EVENT_PLAIN \
+    (DI_KEPT_EVENT_BATCH_TOKEN_ID | DI_KEPT_EVENT_BATCH_LOGPROB | DI_KEPT_EVENT_BATCH_CONFIDENCES | \
+     DI_KEPT_EVENT_BATCH_KIND | DI_KEPT_EVENT_BATCH_FINISH_REASON | DI_KEPT_EVENT_BATCH_FLAGS | \
+     DI_KEPT_EVENT_BATCH_DRAFTED | DI_KEPT_EVENT_BATCH_ACCEPTED)
+
 typedef struct di_event_arena {
     uint64_t generation;      /* batches written here */
     uint64_t step_id;         /* of the batch */
@@ -30,6 +45,7 @@ typedef struct di_event_arena {
     uint64_t written;         /* columns of DI_EVENT_DEFAULTS that the batch may have written */
     uint64_t known;           /* columns of DI_EVENT_DEFAULTS whose first n_known values passed their checks and stay */
     int32_t n_known;
+    uint64_t plain;           /* columns of the batch that follow from what was checked: DI_EVENT_PLAIN or none */
     uint64_t *seq_uid;
     float *logprob, *draft_logprob, *sum_smaller, *confidences, *top_logprobs;
     int32_t *token_id, *output_index, *prompt_len, *conf_offset, *top_offset, *prompt_lp_offset, *top_ids;
@@ -65,7 +81,8 @@ int di_events_reserve(di_events *e, int32_t n_top, int32_t n_prompt, di_event_ar
  * token without anything special needs. Who writes something else there says so with di_events_note. */
 void di_events_begin(di_events *e, di_event_arena *a);
 static inline void di_events_note(di_event_arena *a, uint64_t columns) { a->written |= columns; }
-/* Columns that need no check again: they hold the defaults that an earlier batch of the arena was checked with. */
+/* Columns that need no check again: they hold the defaults that an earlier batch of the arena was checked with, or
+ * follow from what was checked. */
 uint64_t di_events_kept(const di_event_arena *a);
 /* The batch was checked, but for those columns. */
 void di_events_checked(di_event_arena *a, uint64_t kept);

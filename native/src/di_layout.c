@@ -44,6 +44,7 @@ static void begin(di_layout *layout, const di_seen *seen, int32_t slot)
 static void end(di_layout *layout, di_seen *seen)
 {
     if (layout->version == 0) seen->version++;
+    else layout->n_changed = -1;    /* what brought this version about may not have been read: a call can make two records */
     if (seen->version == 0) seen->version = 1;
     layout->version = seen->version;
 }

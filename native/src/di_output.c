@@ -2,7 +2,12 @@
 
 #include <string.h>
 
+#include "di_clones.h"
 #include "di_view.h"
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 static int take_array(const di_view *v, int32_t dtype, int64_t n, int64_t m, int is_needed, const char *name,
                       const void **out)
@@ -83,7 +88,7 @@ static int check_row(const di_core *c, const di_step *step, int32_t i, const di_
     return 0;
 }
 
-static int are_tokens(const int32_t *ids, int64_t n, int32_t vocab_size)
+DI_CLONES static int are_tokens(const int32_t *ids, int64_t n, int32_t vocab_size)
 {
     uint32_t vocab = (uint32_t)vocab_size;
     int others = 0;
@@ -91,9 +96,25 @@ static int are_tokens(const int32_t *ids, int64_t n, int32_t vocab_size)
     return !others;
 }
 
-/* Bit j: ids[j] is a token. */
-static uint32_t token_bits(const int32_t *ids, int32_t n)
+/* Each is a token or -1. */
+DI_CLONES static int are_ids(const int32_t *ids, int32_t n, int32_t vocab)
 {
+    int others = 0;
+    for (int32_t x = 0; x < n; x++) others |= (ids[x] < -1) | (ids[x] >= vocab);
+    return !others;
+}
+
+/* Bit j of the lowest n: ids[j] is a token. Eight are looked at together where the array has them. */
+static inline uint32_t token_bits(const int32_t *ids, int32_t n, int32_t there)
+{
+#if defined(__SSE2__)
+    if (n <= 8 && there >= 8) {
+        __m128i low = _mm_loadu_si128((const void *)ids), high = _mm_loadu_si128((const void *)(ids + 4));
+        int others = _mm_movemask_ps(_mm_castsi128_ps(low)) | _mm_movemask_ps(_mm_castsi128_ps(high)) << 4;
+        return ~(uint32_t)others;
+    }
+#endif
+    if (n > there) n = there;
     uint32_t bits = 0;
     for (int32_t j = 0; j < n; j++) bits |= (uint32_t)(ids[j] >= 0) << j;
     return bits;
@@ -103,27 +124,25 @@ static uint32_t token_bits(const int32_t *ids, int32_t n)
  * whose end depends on the row is guessed wrong every other time. The array ends behind the last rows. */
 static int is_verified_plain(const di_core *c, const di_step *step, const di_tokens *t)
 {
-    int32_t k = c->cfg.num_draft, is_odd = 0;
-    for (int32_t x = 0; x < step->t; x++) is_odd |= t->verified[x] >= c->cfg.vocab_size;
+    int32_t k = c->cfg.num_draft, is_odd = !are_ids(t->verified, step->t, c->cfg.vocab_size);
     for (int32_t i = 0; i < step->n; i++) {
         const di_row *r = &step->rows[i];
         int32_t drafts = r->q - 1, accepted = di_output_accepted(step, i, t);
-        uint32_t bits = token_bits(t->verified + r->first, r->first + k <= step->t ? k : drafts);
+        uint32_t bits = token_bits(t->verified + r->first, k, step->t - r->first);
         is_odd |= accepted < 0 || accepted > drafts;
         is_odd |= (bits & ((UINT32_C(1) << drafts) - 1)) != (UINT32_C(1) << (accepted & 31)) - 1;
     }
     return !is_odd;
 }
 
-/* Every row is OK and has what it needs: none needs a look of its own, nor a look at its request. */
+/* Every row is OK and has a token: none needs a look of its own, nor a look at its request. */
 static int is_plain(const di_core *c, const di_step *step, const di_tokens *t)
 {
     uint32_t vocab = (uint32_t)c->cfg.vocab_size;
     int bad_rows = 0;
     for (int32_t i = 0; i < step->n; i++) bad_rows |= t->status[i] != DI_ROW_OK;
     for (int32_t i = 0; i < step->n; i++) bad_rows |= (uint32_t)t->sampled[i] >= vocab;
-    if (bad_rows) return 0;
-    return step->kind == DI_STEP_PREFILL || step->t == step->n || is_verified_plain(c, step, t);
+    return !bad_rows;
 }
 
 int di_output_read(const di_core *c, const di_step *step, const di_sampler_output *output, di_tokens *t)
@@ -142,7 +161,10 @@ int di_output_read(const di_core *c, const di_step *step, const di_sampler_outpu
     int code = take_output(c, step, output, t);
     if (code) return code;
     t->are_drafts_tokens = are_tokens(t->drafts, (int64_t)step->n * c->cfg.num_draft, c->cfg.vocab_size);
-    if (is_plain(c, step, t)) return code;
+    int verifies = step->kind == DI_STEP_DECODE && step->t > step->n;
+    t->is_plain = is_plain(c, step, t);
+    t->is_verified_plain = t->is_plain && verifies && is_verified_plain(c, step, t);
+    if (t->is_verified_plain || (t->is_plain && !verifies)) return code;
     for (int32_t i = 0; i < step->n && !code; i++) {
         if (i + DI_AHEAD < step->n) DI_PREFETCH(step->rows[i + DI_AHEAD].seq);
         if (di_output_wants_token(step, &step->rows[i])) code = check_row(c, step, i, t);

@@ -13,6 +13,8 @@ typedef struct di_tokens {
     const int8_t *status;
     int32_t n_top;            /* M */
     int are_drafts_tokens;    /* every draft id is one of the vocabulary */
+    int is_plain;             /* every row is ok and has a token of the vocabulary */
+    int is_verified_plain;    /* and every verified id is -1 or one of the vocabulary, accepted ones first */
     int has_extras;           /* events get more than the token and its log-probability */
 } di_tokens;
 

@@ -13,7 +13,7 @@ static inline int32_t di_pack_token(const di_core *c, const di_row *r, int32_t x
 {
     if (x < r->full_len) return r->seq->tokens[x];
     if (r->remap >= 0) return -1;
-    return r->has_drafts ? r->seq->drafts[x - r->full_len] : c->cfg.vocab_size - 1;
+    return r->has_drafts ? di_core_drafts(c, r->row_slot)[x - r->full_len] : c->cfg.vocab_size - 1;
 }
 
 /* input_ids, positions, ngram_token_ids of all rows. */

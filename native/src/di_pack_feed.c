@@ -14,7 +14,7 @@ static int32_t compressed(const di_core *c, int32_t token)
  * (5.8). */
 static int32_t draft(const di_core *c, const di_row *r, int32_t j)
 {
-    return r->seq->has_drafts ? r->seq->drafts[j] : c->cfg.vocab_size - 1;
+    return r->seq->has_drafts ? di_core_drafts(c, r->row_slot)[j] : c->cfg.vocab_size - 1;
 }
 
 /* History ends before the current token; that of a mapped row is on the device, so the last committed token counts. */

@@ -120,8 +120,8 @@ int di_seq_create(di_bins *bins, const di_request *r, const di_config *k, int32_
     s->hashes = arrays;
     s->tokens = (int32_t *)(void *)((char *)arrays + hashes);
     s->blocks = s->tokens + cap_tokens;
-    s->drafts = s->blocks + cap_blocks;
-    s->stop_ids = s->drafts + num_draft;
+    s->handed_drafts = s->blocks + cap_blocks;
+    s->stop_ids = s->handed_drafts + num_draft;
     s->forced = s->stop_ids + n_stop;
     s->bias_ids = s->forced + n_forced;
     s->bias_values = (float *)(void *)(s->bias_ids + r->num_bias);

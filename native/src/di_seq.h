@@ -68,7 +68,7 @@ struct di_seq {
     uint8_t reason;
     /* read when something changes */
     int32_t *blocks;          /* [cap_blocks] */
-    int32_t *drafts;          /* [K] to verify next */
+    int32_t *handed_drafts;   /* [K] of a request in a transfer; one with a row has them in di_core_drafts */
     int32_t swa_slot, state_slot, draft_slot, row_slot; /* 0 = none */
     int32_t running_at;       /* index in the running set while listed there */
     int32_t register_at;      /* cached positions at which the next block can be offered; INT32_MAX = never */

@@ -154,6 +154,7 @@ struct di_core {
     uint64_t empty_calls;
     di_staging staging[DI_MAX_DEPTH + 1];
     int32_t *ngram_table;
+    int32_t *drafts;          /* [max_num_seqs + 1, K] to verify next, by row slot: rows of a step are neighbours */
     uint8_t has_room;                     /* DI_WANTS_ bits whose staging was made. Client lock */
 
     di_layouts layouts;       /* of the records handed out last */
@@ -205,6 +206,11 @@ static inline di_step *di_core_step(di_core *c, uint64_t id) { return &c->steps[
 static inline di_staging *di_core_staging(di_core *c, uint64_t id)
 {
     return &c->staging[id % (uint64_t)(c->cfg.depth + 1)];
+}
+/* Drafts that the request of a row slot verifies next. */
+static inline int32_t *di_core_drafts(const di_core *c, int32_t row_slot)
+{
+    return c->drafts + (size_t)row_slot * (size_t)c->cfg.num_draft;
 }
 static inline int32_t di_ceil_div(int32_t a, int32_t b) { return (int32_t)(((int64_t)a + b - 1) / b); }
 /* Entries of the tables of a whole step at most. Requests share blocks, so they may be more than the pool has. */

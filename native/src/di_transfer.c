@@ -11,6 +11,7 @@ static int is_reserved(const di_seq *s) { return s->phase == DI_PHASE_HANDOFF &&
 int di_transfer_offer(di_core *c, di_seq *s)
 {
     di_core_leave_running(c, s);
+    if (s->has_drafts) memcpy(s->handed_drafts, di_core_drafts(c, s->row_slot), (size_t)c->cfg.num_draft * sizeof *s->handed_drafts);
     /* No step will name its row again; what lies in blocks and slots stays for the transfer. */
     int code = di_pool_release(&c->row, s->row_slot, s->last_step);
     c->admitted--;
@@ -33,6 +34,8 @@ int di_transfer_admit(di_core *c)
         di_queue_remove(&c->queue, s);
         if (di_pool_take(&c->row, 1, &s->row_slot)) return DI_E_INTERNAL;
         c->admitted++;
+        if (s->has_drafts)
+            memcpy(di_core_drafts(c, s->row_slot), s->handed_drafts, (size_t)c->cfg.num_draft * sizeof *s->handed_drafts);
         int code = di_policy_start_running(c, s);
         if (code) return code;
     }
@@ -185,7 +188,7 @@ static int make_runnable(di_core *c, di_seq *s, const di_inject_args *a)
     c->count.tokens_output++;
     /* 2: ids that the host knows, and nothing of them on this device. */
     s->has_drafts = a->num_drafts > 0 ? 2 : 0;
-    for (int32_t i = 0; i < a->num_drafts; i++) s->drafts[i] = a->drafts[i];
+    for (int32_t i = 0; i < a->num_drafts; i++) s->handed_drafts[i] = a->drafts[i];
     uint8_t reason = di_core_stop_reason(c, s, a->first_token);
     if (reason != DI_FINISH_NONE) return di_core_finish(c, s, reason, 1);
     s->ticket = ++c->clients.submissions;
@@ -238,7 +241,7 @@ static int handoff(di_core *c, uint64_t uid, di_handoff_out *out)
     if (s->last_step > c->done)
         return di_fail(DI_E_ORDER, "", "uid", "step %llu must be reported done first (di_step_done)",
                        (unsigned long long)s->last_step);
-    *out = (di_handoff_out){.block_ids = s->blocks, .drafts = s->drafts, .num_blocks = s->n_blocks,
+    *out = (di_handoff_out){.block_ids = s->blocks, .drafts = s->handed_drafts, .num_blocks = s->n_blocks,
                             .num_drafts = s->has_drafts ? c->cfg.num_draft : 0, .swa_slot = s->swa_slot,
                             .state_slot = s->state_slot, .length = s->cached, .first_token = s->tokens[s->cached],
                             .is_ended = s->ending != DI_FINISH_NONE};

@@ -5,7 +5,7 @@
 #include "di_state.h"
 #include "di_verify.h"
 
-enum { NEWEST = 1, BEFORE = 2, FLIP = 4, NONE = 8 };
+enum { NEWEST = 1, BEFORE = 2, FLIP = 4, NONE = 8, LINE = 64 };
 
 int di_varlen_create(di_core *c)
 {
@@ -17,10 +17,8 @@ int di_varlen_create(di_core *c)
 #define TAKE(name, count) ok = ok && (v->name = di_arena_take(&c->arena, (count), sizeof *v->name)) != NULL
     TAKE(sizes, DI_MAX_GRAPH_SIZES);
     TAKE(ms, DI_MAX_GRAPH_SIZES);
-    TAKE(owner, n + 1);
-    TAKE(generation, n + 1);
-    TAKE(rounds, n + 1);
-    TAKE(values, (n + 1) * 2 * k + DI_MAX_DRAFT_STEPS);
+    v->stride = (sizeof(di_known) + 2 * k * sizeof(float) + LINE - 1) / LINE * LINE;
+    TAKE(known, (n + 1) * v->stride + DI_MAX_DRAFT_STEPS * sizeof(float));
     TAKE(budget, n * k + DI_MAX_DRAFT_STEPS);
     TAKE(share, n * k + DI_MAX_DRAFT_STEPS);
     TAKE(lengths, n);
@@ -35,30 +33,40 @@ int di_varlen_create(di_core *c)
     return ok && v->scratch ? 0 : DI_E_CAPACITY;
 }
 
-static float *round_of(const di_core *c, int32_t slot, int is_second)
+static inline di_known *known_of(const di_varlen *v, int32_t slot)
 {
-    size_t k = (size_t)c->cfg.num_draft;
-    return c->varlen.values + ((size_t)slot * 2 + (is_second ? 1 : 0)) * k;
+    return (di_known *)(void *)(v->known + (size_t)slot * v->stride);
 }
 
-static int is_known(const di_varlen *v, const di_seq *s)
+/* Rounds of a request; none where the slot's are another one's. */
+static inline uint8_t rounds_of(const di_known *known, uint64_t uid, uint32_t generation)
 {
-    return v->owner[s->row_slot] == s->uid && v->generation[s->row_slot] == s->generation;
+    return known->uid == uid && known->generation == generation ? known->rounds : 0;
 }
 
-void di_varlen_keep(di_core *c, const di_seq *s, const int32_t *drafts, const float *confidence)
+/* Its newest values, and those before, where they were brought. */
+static inline const float *newest_of(const di_known *known, uint8_t rounds, int32_t k)
 {
-    di_varlen *v = &c->varlen;
+    return rounds & NEWEST ? known->values + (rounds & FLIP ? k : 0) : NULL;
+}
+static inline const float *before_of(const di_known *known, uint8_t rounds, int32_t k)
+{
+    return rounds & BEFORE ? known->values + (rounds & FLIP ? 0 : k) : NULL;
+}
+
+void di_varlen_keep(di_core *c, const di_row *r, const int32_t *drafts, const float *confidence)
+{
+    const di_varlen *v = &c->varlen;
     if (!v->is_on) return;
-    int32_t slot = s->row_slot;
-    uint8_t old = is_known(v, s) ? v->rounds[slot] : 0;
-    v->owner[slot] = s->uid;
-    v->generation[slot] = s->generation;
-    v->rounds[slot] = (uint8_t)((~old & FLIP) | (old & NEWEST ? BEFORE : 0) | (drafts ? NEWEST : 0) |
-                                (!drafts || drafts[0] < 0 ? NONE : 0));
+    di_known *known = known_of(v, r->row_slot);
+    uint8_t old = rounds_of(known, r->uid, r->generation);
+    known->uid = r->uid;
+    known->generation = r->generation;
+    known->rounds = (uint8_t)((~old & FLIP) | (old & NEWEST ? BEFORE : 0) | (drafts ? NEWEST : 0) |
+                              (!drafts || drafts[0] < 0 ? NONE : 0));
     if (!drafts) return;
-    float *to = round_of(c, slot, v->rounds[slot] & FLIP), all = 1;
     int32_t k = c->cfg.num_draft;
+    float *to = known->values + (known->rounds & FLIP ? k : 0), all = 1;
     for (int32_t j = 0; j < k; j++) {
         float x = confidence ? confidence[j] : 1;
         x = x > 0 ? x : 0;      /* NaN counts as 0 */
@@ -94,11 +102,16 @@ static int count_mapped(const di_core *c, int32_t n, int32_t *mapped)
 static void gather_mapped(di_core *c, int32_t n)
 {
     di_varlen *v = &c->varlen;
+    const di_step *before = di_core_step(c, c->launched);
+    int32_t k = c->cfg.num_draft;
     for (int32_t i = 0; i < n; i++) {
         const di_seq *s = c->candidates[i];
-        uint8_t rounds = s->inflight && is_known(v, s) ? v->rounds[s->row_slot] : 0;
-        const float *newest = rounds & NEWEST ? round_of(c, s->row_slot, rounds & FLIP) : NULL;
-        put(v->budget + (size_t)i * (size_t)c->cfg.num_draft, c->cfg.num_draft, newest, s->inflight ? 1 : 0);
+        const float *newest = NULL;
+        if (s->inflight) {      /* the row slot of the row in flight, which lies nearer than the request's own */
+            const di_known *known = known_of(v, before->rows[s->last_row].row_slot);
+            newest = newest_of(known, rounds_of(known, s->uid, s->generation), k);
+        }
+        put(v->budget + (size_t)i * (size_t)k, k, newest, s->inflight ? 1 : 0);
     }
 }
 
@@ -109,10 +122,10 @@ static void gather_fresh(di_core *c, int32_t n)
     int32_t k = c->cfg.num_draft;
     for (int32_t i = 0; i < n; i++) {
         const di_seq *s = c->candidates[i];
-        uint8_t rounds = is_known(v, s) ? v->rounds[s->row_slot] : 0;
+        const di_known *known = known_of(v, s->row_slot);
+        uint8_t rounds = rounds_of(known, s->uid, s->generation);
         int has_drafts = s->has_drafts && !(rounds & NONE);
-        const float *newest = rounds & NEWEST ? round_of(c, s->row_slot, rounds & FLIP) : NULL;
-        const float *before = rounds & BEFORE ? round_of(c, s->row_slot, !(rounds & FLIP)) : NULL;
+        const float *newest = newest_of(known, rounds, k), *before = before_of(known, rounds, k);
         put(v->share + (size_t)i * (size_t)k, k, has_drafts ? newest : NULL, has_drafts ? 1 : 0);
         put(v->budget + (size_t)i * (size_t)k, k, has_drafts ? before : NULL, has_drafts ? 1 : 0);
     }

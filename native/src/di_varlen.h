@@ -24,18 +24,23 @@ typedef struct di_sampler_times {
     uint8_t count, next;
 } di_sampler_times;
 
+/* What is known of the drafts of the request that has a row slot: one cache line where K is at most 6. */
+typedef struct di_known {
+    uint64_t uid;
+    uint32_t generation;
+    uint8_t rounds;                   /* NEWEST, BEFORE: that round brought values; FLIP: the newest is the second;
+                                       * NONE: the newest brought no draft */
+    float values[];                   /* [2, K] */
+} di_known;
+
 typedef struct di_varlen {
     int32_t is_on;
     int32_t n_sizes;                  /* 0 = no curve: everything is verified */
     int32_t *sizes;                   /* [DI_MAX_GRAPH_SIZES] */
     double *ms;
     double slope;
-    /* by row slot, [max_num_seqs + 1] */
-    uint64_t *owner;                  /* uid */
-    uint32_t *generation;
-    uint8_t *rounds;                  /* NEWEST, BEFORE: that round brought values; FLIP: the newest is the second;
-                                       * NONE: the newest brought no draft */
-    float *values;                    /* [max_num_seqs + 1, 2, K], room for a longer row behind it */
+    char *known;                      /* [max_num_seqs + 1, stride] di_known by row slot, room for a longer row behind */
+    size_t stride;                    /* bytes, whole cache lines */
     /* of one step */
     float *budget, *share;            /* [max_num_seqs, K], room for a longer row behind them */
     int32_t *lengths;                 /* [max_num_seqs] */
@@ -51,15 +56,16 @@ typedef struct di_varlen {
 } di_varlen;
 
 struct di_seq;
+struct di_row;
 
 /* Memory, if the configuration asks for it. */
 int di_varlen_create(di_core *c);
 /* Lengths of the first n candidates of a decode pass, or NULL where every row verifies K drafts. A row with more than
  * one step in flight is an internal error. */
 int di_varlen_lengths(di_core *c, int32_t n, const int32_t **lengths);
-/* A commit brought K drafts of s (NULL: none), with their confidences or without (NULL: they count as certain). A draft
- * of -1 is none and counts 0. */
-void di_varlen_keep(di_core *c, const struct di_seq *s, const int32_t *drafts, const float *confidence);
+/* A commit brought K drafts of a live row (NULL: none), with their confidences or without (NULL: they count as certain).
+ * A draft of -1 is none and counts 0. */
+void di_varlen_keep(di_core *c, const struct di_row *r, const int32_t *drafts, const float *confidence);
 /* Time that the sampler adds to a step of n requests. */
 double di_varlen_sampler_ms(const di_varlen *v, int32_t n);
 /* Forget what was observed. */

@@ -26,6 +26,7 @@ WRAP = [f"-Wl,--wrap={name}" for name in ("malloc", "calloc", "realloc", "free")
 KILLERS = (
     "test_reference_scheduler.py",
     "test_kept_places.py",
+    "test_kept_checks.py",
     "test_prefix.py",
     "test_policy.py",
     "test_abort.py",
@@ -135,7 +136,23 @@ MUTANTS = (
     Mutant("kept_places_of_other_rows", "di_pack_decode.c", "is_even && step->n_placed == 0 &&", "is_even &&"),
     Mutant("kept_places_of_spare_arrays", "di_pack_decode.c", " && s->kept_rows == step->rows", ""),
     Mutant("quick_rows_of_ended_requests", "di_append.c", " && s->phase == DI_PHASE_RUNNING", ""),
+    Mutant("ids_below_none_pass", "di_output.c", "(ids[x] < -1) | ", ""),
+    Mutant("sampler_ids_unread_but_kept", "di_check.c", "if (t->is_plain) kept", "if (1) kept"),
+    Mutant("verified_ids_unread_but_kept", "di_check.c", "if (t->is_verified_plain) kept", "if (1) kept"),
+    Mutant("draft_ids_unread_but_kept", "di_check.c", "t->drafts && t->are_drafts_tokens", "1"),
+    Mutant(
+        "drafts_stay_behind_at_hand_off",
+        "di_transfer.c",
+        "if (s->has_drafts) memcpy(s->handed",
+        "if (0) memcpy(s->handed",
+    ),
     Mutant("changed_views_not_noted", "di_layout.c", "        layout->version = 0;\n", ""),
+    Mutant(
+        "list_of_an_unread_version",
+        "di_layout.c",
+        "    else layout->n_changed = -1;",
+        "    else layout->n_changed += 0;",
+    ),
     Mutant("changed_word_not_listed", "di_layout.c", "if (layout->n_changed >= 0) layout", "if (at % 16) layout"),
     Mutant(
         "last_chunk_is_queued_again",

@@ -5,7 +5,7 @@ import pytest
 from native_driver import VOCAB, Driver, small_config
 
 from deepinfer_contracts import CONTRACTS
-from deepinfer_native.errors import InternalError
+from deepinfer_native.errors import ContractError, InternalError
 from deepinfer_native.library import ffi, lib
 
 BOUNDARY, FULL = 1, 2
@@ -66,6 +66,64 @@ def test_rows_are_checked_again_when_one_is_placed():
     driver.submit([4], max_tokens=60, stop=())
     with pytest.raises(InternalError, match="row_slot"):
         driver.run()
+
+
+class Damager(Driver):
+    """A sampler that returns one wrong value when it is told to."""
+
+    damage: tuple[str, int, float] | None = None
+
+    def sample(self, kind, rows):
+        out = super().sample(kind, rows)
+        if out.verified_ids is not None:
+            out.verified_logprob = np.zeros(len(out.verified_ids), np.float32)
+            out.confidence = np.ones(out.draft_ids.shape, np.float32)
+        if self.damage is not None:
+            field, at, value = self.damage
+            getattr(out, field).reshape(-1)[at] = value
+        return out
+
+
+# What the core does not check twice, because it has read or copies it: a wrong value has to be noticed there.
+@pytest.mark.parametrize("bad_row", [False, True])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("sampled_ids", VOCAB),
+        ("sampled_ids", -2),
+        ("row_status", 3),
+        ("row_status", -1),
+        ("verified_ids", VOCAB),
+        ("verified_ids", -2),
+        ("draft_ids", VOCAB),
+        ("draft_ids", -2),
+        ("sampled_logprob", 0.5),
+        ("verified_logprob", 0.5),
+        ("confidence", 1.5),
+        ("confidence", np.nan),
+    ],
+)
+def test_wrong_values_of_a_sampler_are_refused(field, value, bad_row):
+    driver = Damager(small_config(validation="boundary", num_draft=3))
+    for i in range(4):
+        driver.submit([1 + i, 2, 3], max_tokens=60, stop=())
+    for _ in range(3):
+        driver.step()
+    driver.schedule()
+    at = 2 * {"verified_ids": 4, "verified_logprob": 4, "draft_ids": 3, "confidence": 3}.get(field, 1)
+    driver.damage = field, at + (3 if field == "verified_ids" and value == -2 else 0), value
+    if bad_row:
+        plain = driver.sample
+        driver.sample = lambda kind, rows: failed(plain(kind, rows))
+    with pytest.raises(ContractError) as refused:
+        driver.commit()
+    assert refused.value.field in (field, "sampled_ids")
+
+
+def failed(output):
+    """The first row has no token: the core looks at every row then."""
+    output.row_status[0], output.sampled_ids[0] = 1, -1
+    return output
 
 
 CASES = {
