@@ -35,8 +35,10 @@ build_ffi.ffi.emit_c_code("_native.c")
 """
 
 
-def renamed(schema: str) -> str:
-    return re.sub(r"\bverified_ids\b", "checked_ids", schema)
+def renamed(text: str) -> str:
+    """Of a schema, or of a source, which speaks of the field and of the constants that are named for it."""
+    text = re.sub(r"\bverified_ids\b", "checked_ids", text)
+    return re.sub(r"(\w+_OUTPUT)_VERIFIED_IDS\b", r"\1_CHECKED_IDS", text)
 
 
 def reordered(schema: str) -> str:

@@ -84,7 +84,7 @@ def test_without_bisheng_the_error_names_it_and_the_remedy(tools, monkeypatch, t
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(VendorImportError) as caught:
         compiled("ring_indices", SIZES)
-    assert caught.value.reason.startswith("bisheng and ld.lld and a C++ compiler not found")
+    assert caught.value.reason.startswith("bisheng, ld.lld, a C++ compiler not found")
     assert "source set_env.sh of CANN" in caught.value.remedy
     assert "DEEPINFER_ASCEND_LOWERED=0" in caught.value.remedy
 
