@@ -61,10 +61,11 @@ def installed_entry_points() -> tuple[metadata.EntryPoint, ...]:
 
 
 @functools.cache
-def scanned_entry_points() -> (
-    Any
-):  # metadata.EntryPoints | None; the declared interface is another one before Python 3.12
-    """All entry points; None where one damaged entry_points.txt, of whatever package, stops the whole scan."""
+def scanned_entry_points() -> Any:
+    """All entry points; None where one damaged entry_points.txt, of whatever package, stops the whole scan.
+
+    Any is ``metadata.EntryPoints | None``: before Python 3.12 the declared interface is another one.
+    """
     try:
         return metadata.entry_points()
     except Exception as exc:
