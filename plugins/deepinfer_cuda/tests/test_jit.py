@@ -13,6 +13,7 @@ from doubling_kernel import doubled
 from deepinfer_core.errors import BackendUnavailable
 from deepinfer_cuda.jit import compiling, folder, kernel, survey, tasks, toolkit, warm
 from deepinfer_cuda.jit.native_output import native_output, races
+from deepinfer_cuda.jit.telling import Telling
 
 
 def test_lower_gives_source_of_each_arch_without_a_device():
@@ -63,6 +64,32 @@ def test_call_with_equal_parameters_compiles_once(monkeypatch):
     assert factory(width=8, threads=32) is factory(width=8, threads=32)
     assert factory(width=32, threads=8) is not factory(width=8, threads=32)
     assert loaded == [("doubled(width=8, threads=32)", "sm_90a"), ("doubled(width=32, threads=8)", "sm_90a")]
+
+
+def test_first_use_says_that_it_compiles_and_then_how_many_but_not_of_kernels_that_were_kept():
+    said, now = [], [100.0]
+    telling = Telling(said.append, lambda: now[0])
+    telling.had("kept(width=8)", "sm_90a", 0.05)
+    assert said == []
+    for at, name in ((100.0, "first"), (103.0, "second"), (114.9, "third"), (115.0, "fourth"), (118.0, "fifth")):
+        now[0] = at
+        telling.had(f"{name}(width=8)", "sm_90a", 3.0)
+    assert len(said) == 2
+    assert "python -m deepinfer_cuda.jit.warm" in said[0]
+    assert "sm_90a" in said[0]
+    assert said[1] == "deepinfer: 4 kernels compiled so far, the last one fourth(width=8)"
+
+
+def test_a_slow_compilation_is_told_on_standard_error(monkeypatch, capfd):
+    built = SimpleNamespace(adapter=SimpleNamespace(get_exportable_executable=lambda: SimpleNamespace(main=print)))
+    seconds = iter((0.0, 4.0))
+    monkeypatch.setattr(compiling, "build", lambda *_: built)
+    monkeypatch.setattr(compiling, "_TELLING", Telling())
+    monkeypatch.setattr(compiling, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    compiling.load("doubled(width=512)", None, arch="sm_90a", pass_configs={})
+    out, err = capfd.readouterr()
+    assert "compiling kernels for sm_90a" in err
+    assert not out
 
 
 def test_folder_is_versioned_by_tilelang_compiler_and_arch(monkeypatch, tmp_path):

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from deepinfer_core.errors import BackendUnavailable, EngineError
 from deepinfer_cuda.jit.folder import cache_folder
+from deepinfer_cuda.jit.telling import Telling
 from deepinfer_cuda.jit.toolkit import host_compiler, toolkit_version
 
 # TileLang reads its options from the environment of the process, so one thread compiles at a time.
 _LOCK = threading.RLock()
 _KEPT: list[Any] = []
 """Compiled kernels, kept alive: a launching function does not say that it owns its module."""
+_TELLING = Telling()
 
 
 def load(label: str, program: Any, *, arch: str, pass_configs: Mapping[str, Any]) -> Callable[..., None]:
     """What launches ``program``: TVM's own function, without the checks in Python that TileLang puts before it."""
-    compiled = build(label, program, arch, pass_configs)
+    with _LOCK:
+        start = time.perf_counter()
+        compiled = build(label, program, arch, pass_configs)
+        _TELLING.had(label, arch, time.perf_counter() - start)
     executable = compiled.adapter.get_exportable_executable()
     module = executable.jit() if hasattr(executable, "jit") else executable
     _KEPT.append(compiled)
