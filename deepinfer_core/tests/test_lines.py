@@ -46,6 +46,20 @@ def test_of_a_line_beyond_the_limit_one_byte_too_much_is_kept(
     assert list(reader) == [b"abcde\n", b"abcd\n", b"x"]
 
 
+def test_line_without_an_end_ends_the_reading(pipe: tuple[LineReader, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As /dev/zero has one: it is looked for so far, and no further."""
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 4)
+    monkeypatch.setattr(lines, "MOST_SKIPPED_BYTES", 8)
+    reader, write = pipe
+    os.write(write, b"one\n" + b"0" * 13 + b"\n")  # as far as it may go
+    assert next(reader) == b"one\n"
+    assert next(reader) == b"00000\n"
+    os.write(write, b"0" * 13 + b"\n" + b"0" * 14)
+    with pytest.raises(InvalidInputFile, match="standard input has a line without an end"):
+        list(reader)
+    assert list(reader) == [b"00000\n"]  # what came before it is not lost
+
+
 def test_descriptor_that_cannot_be_read_is_an_input_error(tmp_path: Path) -> None:
     descriptor = os.open(tmp_path / "file", os.O_WRONLY | os.O_CREAT)
     try:

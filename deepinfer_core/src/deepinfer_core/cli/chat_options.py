@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from deepinfer_core.bounded_file import read_bounded_text
 from deepinfer_core.errors import InvalidInputFile
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -73,7 +73,7 @@ def read_tools(path: str) -> list[Any]:
     """The tool definitions in a JSON file. Raises InvalidInputFile."""
     remedy = 'write a list such as [{"name": "run", "parameters": {"type": "object"}}]'
     try:
-        tools = json.loads(Path(path).read_text("utf-8"))
+        tools = json.loads(read_bounded_text(path))
     except OSError as err:
         raise InvalidInputFile(
             f"cannot read the tools file {path}", reason=err.strerror or str(err), remedy="check --tools"

@@ -11,12 +11,16 @@ from deepinfer_core.requests.prompts import MAX_LINE_BYTES
 
 CHUNK_BYTES = 1 << 16
 
+MOST_SKIPPED_BYTES = 1 << 30
+"""How far the end of a line that is too long is looked for: a device such as /dev/zero has none."""
+
 
 class LineReader:
     """Iterates over the lines of a file descriptor; ``is_ready`` tells whether the next one is there.
 
     The descriptor is read directly: what Python's own reader has buffered, ``select`` does not know of. Of a line
-    longer than ``MAX_LINE_BYTES`` only one byte more than that is kept, by which the consumer can tell.
+    longer than ``MAX_LINE_BYTES`` only one byte more than that is kept, by which the consumer can tell; one that goes
+    on for ``MOST_SKIPPED_BYTES`` ends the reading.
     """
 
     def __init__(self, fd: int, name: str = "standard input") -> None:
@@ -25,6 +29,7 @@ class LineReader:
         self._name = name
         self._lines: deque[bytes] = deque()
         self._rest = bytearray()
+        self._skipped = 0
         self._ended = False
 
     def __iter__(self) -> LineReader:
@@ -71,7 +76,18 @@ class LineReader:
             self._keep(piece)
             self._lines.append(bytes(self._rest) + b"\n")
             self._rest.clear()
+            self._skipped = 0
         self._keep(tail)
 
     def _keep(self, piece: bytes) -> None:
-        self._rest += piece[: MAX_LINE_BYTES + 1 - len(self._rest)]
+        kept = piece[: MAX_LINE_BYTES + 1 - len(self._rest)]
+        self._rest += kept
+        self._skipped += len(piece) - len(kept)
+        if self._skipped > MOST_SKIPPED_BYTES:
+            self._ended = True
+            raise InvalidInputFile(
+                f"{self._name} has a line without an end",
+                reason=f"more than {MOST_SKIPPED_BYTES + MAX_LINE_BYTES} bytes came, and no newline",
+                remedy=f"give a file of lines, each of at most {MAX_LINE_BYTES} bytes",
+                details={"path": self._name},
+            )

@@ -6,11 +6,11 @@ import json
 import math
 from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
+from deepinfer_core.bounded_file import MAX_RECORDS_BYTES, read_bounded
 from deepinfer_core.errors import DeepInferError, InvalidInputFile
 from deepinfer_core.parameters.sampling_params import SamplingParams
 from deepinfer_core.parameters.values import INT32_MAX
@@ -71,7 +71,7 @@ class Results:
 def read_results(path: str) -> Results:
     """Raises InvalidInputFile that names the line: a file cut short, no result, results of several runs."""
     try:
-        data = Path(path).read_bytes()
+        data = read_bounded(path, MAX_RECORDS_BYTES)
     except OSError as err:
         raise InvalidInputFile(
             f"cannot read the results {path}", reason=err.strerror or str(err), remedy="check the path"

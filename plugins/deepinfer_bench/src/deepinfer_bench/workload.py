@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from attrs import frozen
 
 from deepinfer_core import SamplingParams
+from deepinfer_core.bounded_file import read_bounded_text
 from deepinfer_core.errors import DeepInferError, InvalidInputFile
 
 FIRST_ID = 3
@@ -74,7 +74,7 @@ def _reads(check_prompt: Callable[[tuple[int, ...]], object], one: int) -> bool:
 def read_text(path: str) -> str:
     """A text file, read before any weight is. Raises InvalidInputFile."""
     try:
-        return Path(path).read_text("utf-8")
+        return read_bounded_text(path)
     except (OSError, ValueError) as err:
         reason = err.strerror if isinstance(err, OSError) and err.strerror else str(err)
         raise InvalidInputFile(f"cannot read the text {path}", reason=reason, remedy="check --text") from err

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from attrs import field, frozen
 
+from deepinfer_core.bounded_file import MAX_TEXT_BYTES
 from deepinfer_core.errors import InvalidInputFile, InvalidParameter
 from deepinfer_core.parameters.named_parts import NamedPart
 from deepinfer_eval.scorer_names import scorer_of
@@ -125,7 +127,7 @@ def parse_answers(stream: BinaryIO, path: str) -> Answers:
     found: dict[tuple[int, int], Answer] = {}
     lines: dict[tuple[int, int], int] = {}
     whole = cut = 0
-    for line, raw in enumerate(_lines(stream), 1):
+    for line, raw in enumerate(_lines(stream, path), 1):
         if not raw.endswith(b"\n"):
             if line == 1 and not _may_begin_header(raw):
                 raise _no_answers(path)
@@ -144,8 +146,15 @@ def parse_answers(stream: BinaryIO, path: str) -> Answers:
     return Answers(header, tuple(found.values()), whole, cut)
 
 
-def _lines(stream: BinaryIO) -> Iterator[bytes]:
-    yield from stream
+def _lines(stream: BinaryIO, path: str) -> Iterator[bytes]:
+    """The lines, none longer than an answer can be: a device may have no end, and no newline."""
+    for line in count(1):
+        raw = stream.readline(MAX_TEXT_BYTES + 1)
+        if len(raw) > MAX_TEXT_BYTES:
+            raise _no_answers(path) if line == 1 else _wrong(path, line, f"is longer than {MAX_TEXT_BYTES} bytes")
+        if not raw:
+            return
+        yield raw
 
 
 def _may_begin_header(raw: bytes) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 from attrs import frozen
 
+from deepinfer_core.bounded_file import MAX_RECORDS_BYTES, read_bounded
 from deepinfer_core.errors import InvalidInputFile, InvalidParameter
 from deepinfer_core.parameters.named_parts import NamedPart
 from deepinfer_eval.scorer_names import scorer_of
@@ -54,7 +55,7 @@ def read_dataset(path: str) -> Dataset:
     :raises InvalidInputFile: the file cannot be read, has no item, or lines that are none; names them.
     """
     try:
-        data = Path(path).read_bytes()
+        data = read_bounded(path, MAX_RECORDS_BYTES)
     except OSError as err:
         raise InvalidInputFile(
             f"cannot read the data set {path}",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from deepinfer_core.bounded_file import read_bounded_text
 from deepinfer_core.commands import (
     ENGINE_SETTINGS,
     CommandState,
@@ -143,7 +143,7 @@ def _template(path: str | None) -> str:
     if path is None:
         return PLACE
     try:
-        text = Path(path).read_text("utf-8")
+        text = read_bounded_text(path)
     except (OSError, UnicodeDecodeError) as err:
         reason = getattr(err, "strerror", None) or str(err)
         raise InvalidInputFile(

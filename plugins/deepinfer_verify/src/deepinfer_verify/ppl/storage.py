@@ -14,6 +14,7 @@ from pathlib import Path
 
 from attrs import frozen
 
+from deepinfer_core.bounded_file import MAX_TEXT_BYTES, read_bounded
 from deepinfer_core.errors import BaselineError
 from deepinfer_core.whole_file import remove_remains, write_whole
 from deepinfer_verify.ppl.records import Entry, parse, text_of
@@ -25,7 +26,7 @@ LOCK_TIMEOUT_S = 60.0
 def read_baseline(path: Path, *, may_be_missing: bool = False) -> dict[str, Entry]:
     """The entries by key. Raises BaselineError."""
     try:
-        return parse(path, path.read_bytes().decode("utf-8"))
+        return parse(path, read_bounded(path, MAX_TEXT_BYTES).decode("utf-8"))
     except FileNotFoundError as err:
         if may_be_missing:
             return {}

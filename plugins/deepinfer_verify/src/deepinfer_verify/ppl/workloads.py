@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from attrs import field, frozen
 
+from deepinfer_core.bounded_file import read_bounded_text
 from deepinfer_core.config import settings_by_key
 from deepinfer_core.errors import CommandUsageError, InvalidInputFile
 from deepinfer_core.settings import did_you_mean
@@ -135,7 +136,7 @@ def find_workload(name: str) -> Workload:
 def read_workload(path: Path) -> Workload:
     """Raises InvalidInputFile, which names file, line and key."""
     try:
-        text = path.read_text("utf-8")
+        text = read_bounded_text(path)
         table = tomllib.loads(text)
     except OSError as err:
         raise _refused(path, f"cannot read the workload {path}", err.strerror or str(err)) from err
@@ -176,7 +177,7 @@ def _text(path: Path, name: Any) -> str:
     if not isinstance(name, str) or not name:
         raise _refused(path, f"text = {name!r} in the workload {path}", "the path of a text file, from that folder")
     try:
-        return (path.parent / name).read_text("utf-8")
+        return read_bounded_text(path.parent / name)
     except OSError as err:
         raise _refused(path, f"cannot read {path.parent / name}", err.strerror or str(err)) from err
     except UnicodeDecodeError as err:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from deepinfer_core.bounded_file import read_bounded_text
 from deepinfer_core.commands import CommandState, common_options, setting_options
 from deepinfer_core.errors import EXIT_MISMATCH, EXIT_OK, CommandUsageError, InvalidInputFile
 
@@ -82,7 +83,7 @@ def _text(given: str | None) -> str:
         return files("deepinfer_verify").joinpath("workloads", "shelf.txt").read_text("utf-8")
     path = Path(given).expanduser()
     try:
-        return path.read_text("utf-8")
+        return read_bounded_text(path)
     except (OSError, UnicodeDecodeError) as err:
         reason = (err.strerror if isinstance(err, OSError) else None) or str(err)
         raise InvalidInputFile(
