@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -202,6 +204,34 @@ def test_out_that_is_full_is_an_output_error(run: Run) -> None:
     status, out, err = run("a", *GREEDY, "--out", "/dev/full")
     assert (status, out) == (74, b"")
     assert "deepinfer: E_OUTPUT: cannot write /dev/full\n  reason: No space left on device\n  remedy: make room" in err
+
+
+def test_line_of_out_that_the_disk_does_not_hold_is_taken_back(run: Run, tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    run("a", "b", *GREEDY, "--seed", "1", "--out", target)
+    first = target.read_bytes().index(b"\n") + 1
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write fails, as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (first + first // 2, limits[1]))
+    try:
+        status, _, err = run("a", "b", *GREEDY, "--seed", "1", "--out", target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert status == 74, err
+    (row,) = records(target.read_bytes())
+    assert row["text"].encode() == answer("a", 6)
+
+
+def test_out_that_another_process_writes_is_refused_and_stays(run: Run, tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    target.write_bytes(b"of another run\n")
+    with target.open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        status, _, err = run("a", *GREEDY, "--out", target)
+    assert status == 74
+    assert f"E_OUTPUT: another process writes {target}\n" in err
+    assert target.read_bytes() == b"of another run\n"
 
 
 def test_out_that_is_a_pipe_gets_the_records(run: Run, tmp_path: Path) -> None:

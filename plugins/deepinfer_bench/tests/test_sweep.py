@@ -167,6 +167,9 @@ def test_folder_that_cannot_be_made_is_an_output_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot write"):
         Bed(tmp_path / "file" / "sweep").run()
+    with pytest.raises(OutputError, match="it is no folder") as caught:
+        Bed(tmp_path / "file").run()
+    assert caught.value.remedy == "give a new folder in a place that can be written"
 
 
 def test_full_disk_ends_the_sweep_and_leaves_whole_files(tmp_path, monkeypatch):

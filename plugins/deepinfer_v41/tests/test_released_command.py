@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 
 import pytest
 
@@ -60,6 +62,24 @@ def test_small_checkpoint_is_cut_down_as_well(folder):
     match = deepinfer_model_match(read_model_card(str(shipped)))
     config = V41Config.from_dict(match.with_layers(6))
     assert (config.num_hidden_layers, config.num_nextn_predict_layers, config.hidden_size) == (6, 2, 256)
+
+
+@pytest.mark.parametrize("was_there", [True, False])
+def test_failure_leaves_nothing_that_would_refuse_the_next_run(tmp_path, capsys, monkeypatch, was_there):
+    path = tmp_path / "released"
+    if was_there:
+        path.mkdir()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write fails, as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))  # config.json fits, tokenizer.json does not
+    try:
+        assert cli.main(["released", str(path)]) == 74
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert f"E_OUTPUT: cannot write {path}\n  reason: File too large\n" in capsys.readouterr().err
+    assert path.exists() is was_there
+    assert cli.main(["released", str(path)]) == 0
 
 
 def test_folder_that_holds_something_is_left_alone(tmp_path, capsys):

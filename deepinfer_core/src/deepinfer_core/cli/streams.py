@@ -7,6 +7,7 @@ results is a typed error; what cannot be written to standard error is lost, sinc
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import os
 import stat
@@ -36,6 +37,31 @@ class CheckedFile(io.FileIO):
             raise unwritable(self.shown, err) from err
 
 
+class ResultsFile(CheckedFile):
+    """A file of lines that nobody else writes. Where the system takes a part of one, that part is taken back."""
+
+    _whole = -1
+    """Length up to the end of the last whole line; below 0: nothing was written yet."""
+    _refused: OutputError | None = None
+
+    def write(self, data: ReadableBuffer, /) -> int | None:  # type: ignore[override]
+        if self._refused is not None:  # a buffer has the rest of the line that was taken back
+            raise self._refused
+        before = os.fstat(self.fileno()).st_size
+        if self._whole < 0:
+            self._whole = before
+        try:
+            taken = super().write(data)
+        except OutputError as err:
+            self._refused = err
+            os.ftruncate(self.fileno(), self._whole)
+            raise
+        lines = bytes(memoryview(data)[:taken]).rfind(b"\n") + 1
+        if lines:
+            self._whole = before + lines
+        return taken
+
+
 class LossyFile(io.FileIO):
     """A file whose failing writes are lost."""
 
@@ -60,21 +86,51 @@ def unwritable(
 
 
 def open_results(path: str) -> io.BufferedWriter:
-    """``path`` for results; its old content stays until :func:`empty`. Raises OSError where it cannot be opened."""
-    raw = CheckedFile(path, "ab")
+    """``path`` for results; its old content stays until :func:`empty`.
+
+    Raises OSError where it cannot be opened, OutputError where another process writes results there.
+    """
+    raw: CheckedFile = CheckedFile(path, "ab")
     raw.shown = path
+    if stat.S_ISREG(os.fstat(raw.fileno()).st_mode) and not _is_standard(raw.fileno()):
+        raw = _held(raw)
     return io.BufferedWriter(raw)
+
+
+def _held(file: CheckedFile) -> ResultsFile:
+    """The same file, kept from others as long as it is open: results of two runs in one file are results of none."""
+    held = ResultsFile(os.dup(file.fileno()), "ab")
+    held.shown = file.shown
+    file.close()
+    try:
+        fcntl.flock(held.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as err:
+        held.close()
+        raise OutputError(
+            f"another process writes {held.shown}",
+            reason="it holds the lock of the file, so it is alive",
+            remedy="wait for it, or give another file to --out",
+            details={"path": held.shown},
+        ) from err
+    except OSError:  # a file system without locks
+        pass
+    return held
 
 
 def empty(file: io.BufferedWriter) -> None:
     """Drop the old content. Devices, pipes and sockets have none, and what a shell appends to keeps it."""
     try:
-        if any(same_file(file.fileno(), standard) for standard in (1, 2)):  # /dev/stdout, with >> log
+        if _is_standard(file.fileno()):  # /dev/stdout, with >> log
             return
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             file.truncate(0)
     except OSError as err:
         raise unwritable(str(getattr(file.raw, "shown", file.name)), err) from err
+
+
+def _is_standard(number: int) -> bool:
+    """Whether it is the file that standard output or error goes to, which the shell opened and others may share."""
+    return any(same_file(number, standard) for standard in (1, 2))
 
 
 def same_file(one: int, other: int) -> bool:

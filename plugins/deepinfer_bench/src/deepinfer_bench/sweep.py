@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -65,10 +66,12 @@ class SweepFolder:
         :raises InvalidInputFile: a file of an earlier run is no report.
         """
         try:
+            if path.exists() and not path.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, "it is no folder")
             path.mkdir(parents=True, exist_ok=True)
             lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as err:
-            raise unwritable(str(path), err) from err
+            raise unwritable(str(path), err, "give a new folder in a place that can be written") from err
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -73,6 +73,6 @@ def write_model(folder: Path, config: dict[str, Any]) -> Path:
     tokenizer = Tokenizer(models.BPE(vocab=words, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), "utf-8")  # its own save raises no OSError
     (folder / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": False}), "utf-8")
     return folder

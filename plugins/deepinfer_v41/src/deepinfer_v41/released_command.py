@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -12,6 +14,20 @@ from deepinfer_core.commands import CommandState, common_options
 from deepinfer_core.errors import EXIT_OK, CommandUsageError
 from deepinfer_v41.cut_down import write_model
 from deepinfer_v41.released import RELEASED
+
+
+@contextmanager
+def _whole(folder: Path) -> Iterator[None]:
+    """What a failure or Ctrl-C leaves of a folder that was empty goes, or the same command would be refused by it."""
+    was_there = folder.is_dir()
+    try:
+        yield
+    except BaseException:
+        for entry in folder.iterdir() if folder.is_dir() else ():
+            entry.unlink()
+        if not was_there and folder.is_dir():
+            folder.rmdir()
+        raise
 
 
 @click.command("released")
@@ -31,7 +47,8 @@ def released(state: CommandState, folder: str) -> int:
         for entry in path.iterdir() if path.is_dir() else ():
             reason = "what is there is not written over"
             raise CommandUsageError(f"{folder} holds {entry.name}", reason=reason, remedy="give a new folder")
-        write_model(path, RELEASED)
+        with _whole(path):
+            write_model(path, RELEASED)
     except OSError as err:
         raise unwritable(folder, err, "give a new folder in a place that can be written") from err
     text = RELEASED["text_config"]
