@@ -30,6 +30,12 @@ from deepinfer_core.llm import LLM
             ConfigError,
             "max_num_batched_tokens 100 is below 256",
         ),
+        ({"max_chunk": 8, "chunked_prefill": False}, ConfigError, "max_chunk is 8, and chunked_prefill is off"),
+        (
+            {"max_chunk": 101, "max_num_batched_tokens": 100, "max_num_seqs": 2},
+            ConfigError,
+            "max_chunk is 101, and a step holds 100 tokens",
+        ),
         ({"kv_memory": 100}, CapacityError, "the caches of one sequence need 192B, kv_memory is 100B"),
     ],
 )

@@ -211,6 +211,11 @@ def test_resolve_refuses_what_is_no_list_of_token_ids(given):
         EngineConfig.resolve({"decode_token_blacklist": given}, environ={})
 
 
+def test_values_of_an_option_given_several_times_are_shown_as_typed() -> None:
+    with pytest.raises(ConfigError, match="comma separated, got '1,x'\n"):
+        EngineConfig.resolve({"decode_token_blacklist": ("1", "x")}, environ={})
+
+
 def test_sampler_settings_have_the_names_of_the_original_in_the_environment():
     environ = {"DEEPINFER_DECODE_TOKEN_BLACKLIST": "4,2", "DEEPINFER_SAMPLER_FORCE_TOPK": "50"}
     config = EngineConfig.resolve(environ=environ)

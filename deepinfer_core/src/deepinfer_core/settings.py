@@ -147,8 +147,10 @@ def source_text(key: str, origin: str) -> str:
 
 def _refuse(key: str, declared: Setting, raw: object, source: str) -> ConfigError:
     guess = did_you_mean(raw, declared.choices) if isinstance(raw, str) and declared.choices else ""
+    # An option that may be given several times has its values in a tuple, of which nobody typed the brackets.
+    typed = ",".join(raw) if isinstance(raw, tuple) and all(isinstance(item, str) for item in raw) else raw
     return ConfigError(
-        f"{key} must be {declared.range_text()}, got {raw!r}{guess}",
+        f"{key} must be {declared.range_text()}, got {typed!r}{guess}",
         reason=f"set by {source}",
         remedy=f"give {key} a value in that range, or leave it out",
         details={"key": key, "source": source},

@@ -249,11 +249,31 @@ def _batched_tokens(config: EngineConfig, plan: PoolPlan, max_model_len: int, nu
     return asked
 
 
+def _check_max_chunk(config: EngineConfig, asked: int, max_model_len: int, batched: int) -> None:
+    """Bounds of the core, explained before they are met."""
+    details = {"field": "max_chunk", "value": asked}
+    if not config.chunked_prefill and asked < max_model_len:
+        raise ConfigError(
+            f"max_chunk is {asked}, and chunked_prefill is off",
+            reason=f"without chunks a whole prompt, of up to {max_model_len} tokens, is in one step",
+            remedy="leave --max-chunk or --no-chunked-prefill out",
+            details=details,
+        )
+    if asked > batched:
+        raise ConfigError(
+            f"max_chunk is {asked}, and a step holds {batched} tokens",
+            reason="a chunk is a part of one step",
+            remedy=f"set --max-chunk to {batched} or less, or raise --max-num-batched-tokens",
+            details=details,
+        )
+
+
 def _core_settings(
     config: EngineConfig, hints: SchedulerHints, plan: PoolPlan, vocab_size: int, max_model_len: int, batched: int
 ) -> dict[str, Any]:
     optional: dict[str, Any] = {}
     if config.max_chunk is not None:
+        _check_max_chunk(config, config.max_chunk, max_model_len, batched)
         optional["max_chunk"] = config.max_chunk
     return dict(
         block_size=plan.block_size,

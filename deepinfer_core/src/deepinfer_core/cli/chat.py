@@ -139,10 +139,18 @@ class _Show:
             sys.stdout.buffer.write(b"\n")
             sys.stdout.buffer.flush()
         if output is not None and output.finish_reason == "length":
-            sys.stderr.write("deepinfer: the answer was cut at its limit; see --max-tokens\n")
+            sys.stderr.write(f"deepinfer: {_cut(output)}\n")
 
     def _end_thinking(self) -> None:
         if self._thinks:
             self._thinks = False
             sys.stderr.write(f"{PLAIN}\n\n")
             sys.stderr.flush()
+
+
+def _cut(output: ChatOutput) -> str:
+    from deepinfer_core.requests.finish_detail import FinishDetail
+
+    if output.choices[0].completion.finish_detail == FinishDetail.MODEL_LENGTH:
+        return "the answer was cut: the conversation is as long as --max-model-len allows, and /reset begins another"
+    return "the answer was cut at its limit; see --max-tokens"
