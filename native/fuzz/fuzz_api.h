@@ -12,6 +12,7 @@ typedef struct api {
     uint64_t uid;             /* newest */
     uint64_t launched, committed;
     int32_t n[3], t[3], kind[3];  /* shape of open steps, by step id modulo 3 */
+    di_scheduler_outputs outputs[3];
     int32_t ids[MAX_SEQS], verified[MAX_TOKENS], accepted[MAX_SEQS], drafts[MAX_SEQS * MAX_K];
     float logprob[MAX_TOKENS];
     int8_t status[MAX_SEQS];
@@ -35,6 +36,12 @@ void api_good_step(api *a, script *s);
 void api_hostile_cost(api *a, script *s);
 /* Forks, pins, transfers, verification lengths and resets with one thing wrong. */
 void api_hostile_sharing(api *a, script *s);
+/* Checks of the records of a step with one thing wrong; o is the step's. */
+void api_check_step(api *a, script *s, const di_scheduler_outputs *o);
+void api_check_inputs(api *a, script *s, const di_scheduler_outputs *o, const di_input_metadata_v41 *m);
+void api_check_wishes(api *a, script *s, const di_scheduler_outputs *o, const di_sampler_inputs *in);
+void api_check_output(api *a, script *s, const di_scheduler_outputs *o, const di_sampler_output *out);
+void api_check_events(api *a, script *s, const di_event_batch *e);
 /* Give back what is held from outside. */
 void api_end_sharing(api *a);
 /* Commit and complete what is open. */

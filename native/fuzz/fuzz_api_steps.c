@@ -44,14 +44,18 @@ static void note(api *a, const di_scheduler_outputs *o)
     a->n[a->launched % 3] = o->num_reqs;
     a->t[a->launched % 3] = o->num_batched_tokens;
     a->kind[a->launched % 3] = o->kind;
+    a->outputs[a->launched % 3] = *o;
 }
 
 static void good_commit(api *a, script *s)
 {
     static di_event_batch e;
     di_sampler_output out = good_output(a, s);
+    int looks = (take(s) & 3) == 3;
+    if (looks) api_check_output(a, s, &a->outputs[(a->committed + 1) % 3], &out);
     REQUIRE(di_commit(a->core, a->committed + 1, &out, &e) == 0);
     a->committed++;
+    if (looks) api_check_events(a, s, &e);
     REQUIRE(di_step_done(a->core, a->committed) == 0);
 }
 
@@ -70,6 +74,12 @@ void api_good_step(api *a, script *s)
     REQUIRE(di_pack(a->core, o.step_id, &m.base) == 0);
     int code = di_pack_sampler(a->core, o.step_id, &in);
     REQUIRE(code == 0 || (code == DI_E_ORDER && a->launched - a->committed == 2));
+    switch (take(s) % 8) {
+    case 5: api_check_step(a, s, &o); break;
+    case 6: api_check_inputs(a, s, &o, &m); break;
+    case 7: if (code == 0) api_check_wishes(a, s, &o, &in); break;
+    default: break;
+    }
 }
 
 void api_finish(api *a)

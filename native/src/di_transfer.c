@@ -11,7 +11,8 @@ static int is_reserved(const di_seq *s) { return s->phase == DI_PHASE_HANDOFF &&
 int di_transfer_offer(di_core *c, di_seq *s)
 {
     di_core_leave_running(c, s);
-    if (s->has_drafts) memcpy(s->handed_drafts, di_core_drafts(c, s->row_slot), (size_t)c->cfg.num_draft * sizeof *s->handed_drafts);
+    size_t bytes = (size_t)c->cfg.num_draft * sizeof *s->handed_drafts;
+    if (s->has_drafts) memcpy(s->handed_drafts, di_core_drafts(c, s->row_slot), bytes);
     /* No step will name its row again; what lies in blocks and slots stays for the transfer. */
     int code = di_pool_release(&c->row, s->row_slot, s->last_step);
     c->admitted--;
@@ -34,8 +35,8 @@ int di_transfer_admit(di_core *c)
         di_queue_remove(&c->queue, s);
         if (di_pool_take(&c->row, 1, &s->row_slot)) return DI_E_INTERNAL;
         c->admitted++;
-        if (s->has_drafts)
-            memcpy(di_core_drafts(c, s->row_slot), s->handed_drafts, (size_t)c->cfg.num_draft * sizeof *s->handed_drafts);
+        size_t bytes = (size_t)c->cfg.num_draft * sizeof *s->handed_drafts;
+        if (s->has_drafts) memcpy(di_core_drafts(c, s->row_slot), s->handed_drafts, bytes);
         int code = di_policy_start_running(c, s);
         if (code) return code;
     }

@@ -5,6 +5,7 @@
  *   steady decode steps               allocate nothing
  *   churn of short requests           reuses buffers
  *   a damaged structure               is found by the check, and the core refuses everything else from then on
+ *   checks of events                  are left out only for batches in which nothing but ordinary rows is
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -303,8 +304,33 @@ static void test_damage_is_found_and_poisons(void)
     require(live == 0, "nothing is left of damaged cores");
 }
 
+/* The columns of the newest batch whose checks are left out because they follow from others. */
+static uint64_t left_out(const di_core *core) { return core->events.arenas[core->events.last]->plain; }
+
+static void test_checks_of_events_are_left_out_for_ordinary_rows_alone(void)
+{
+    di_config k = config();
+    di_core *core = NULL;
+    di_event_batch e;
+    uint64_t uid = 0;
+    uint8_t status = 9;
+    k.prefix_cache = 0;     /* no row stops to register a block */
+    require(di_core_create(&k, &core, NULL) == 0, "create");
+    require(submit(core, 3, 6, &uid) == 0 && submit(core, 3, 4, &uid) == 0, "submit");
+    require(step(core) == 2 && left_out(core) == 0, "a first token is no ordinary row");
+    require(step(core) == 2 && left_out(core) == DI_EVENT_PLAIN, "ordinary rows");
+    require(submit(core, 3, 6, &uid) == 0 && di_abort(core, &uid, 1, &status) == 0, "abort of a queued request");
+    require(di_poll_events(core, &e) == 0 && e.seq_uid.shape[0] == 1 && left_out(core) == 0, "polled ends");
+    require(submit(core, 3, 6, &uid) == 0 && di_abort(core, &uid, 1, &status) == 0, "abort of a queued request");
+    require(step(core) == 2 && left_out(core) == 0, "rows and the end of a queued request");
+    require(step(core) == 2 && left_out(core) == 0, "a row that ends its request, behind an ordinary one");
+    require(step(core) == 1 && left_out(core) == DI_EVENT_PLAIN, "the row that is left");
+    di_core_destroy(core);
+}
+
 int main(void)
 {
+    test_checks_of_events_are_left_out_for_ordinary_rows_alone();
     test_damage_is_found_and_poisons();
     test_every_allocation_fails_once();
     test_abort_looks_at_the_chain_of_one_bucket();
