@@ -56,3 +56,47 @@ class Answers:
         out.verified_ids = np.where(local < np.repeat(accepted, lengths), self._ids(local.size), np.int32(-1))
         out.accepted = accepted
         return out
+
+
+class Recorder:
+    """Answers of another device, kept in their order."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self.made: list[SamplerOutput] = []
+
+    def answer(self, step: Any) -> SamplerOutput:
+        self.made.append(self._answers.answer(step))
+        return self.made[-1]
+
+
+class Recorded:
+    """Answers made before, to the same steps. Each is copied into one of two sets of buffers in turn, as a device does
+    with its results."""
+
+    def __init__(self, made: list[SamplerOutput]) -> None:
+        self._made = iter(made)
+        self._buffers: list[dict[str, Any]] = [{}, {}]
+        self._longest = {
+            name: max(len(a) for a in arrays)
+            for name in SamplerOutput.FIELDS
+            if (arrays := [a for a in (getattr(o, name) for o in made) if isinstance(a, np.ndarray)])
+        }
+
+    def answer(self, step: Any) -> SamplerOutput:
+        """For a SchedulerOutputs. Not in the timed region."""
+        result = next(self._made)
+        if len(result.sampled_ids) != step.num_reqs:
+            raise ValueError(f"step {step.step_id} has {step.num_reqs} requests, its answer {len(result.sampled_ids)}")
+        self._buffers.reverse()
+        buffers, out = self._buffers[0], SamplerOutput()
+        for name, most in self._longest.items():
+            array = getattr(result, name)
+            if array is None:
+                continue
+            if name not in buffers:
+                buffers[name] = np.empty((most, *array.shape[1:]), array.dtype)
+            shown = buffers[name][: len(array)]
+            shown[...] = array
+            setattr(out, name, shown)
+        return out

@@ -14,7 +14,8 @@ from deepinfer_contracts import StepKind
 from deepinfer_native import Core
 
 from .cases import VOCAB, Case
-from .device import Answers
+from .control import Control
+from .device import Answers, Recorded, Recorder
 from .machine import heap_bytes, python_blocks, quiet, rss_bytes
 from .pipeline import PHASES, Pipeline, Timed
 from .workloads import Workload
@@ -60,25 +61,25 @@ def middle(values: list[Any]) -> Any:
 
 def run_once(case: Case, seed: int) -> dict[str, Any]:
     """Warm-up, then ``steps`` engine calls with the clock running."""
+    answers: Answers | Recorded = Answers(VOCAB, case.draft, case.accepted, case.varlen)
+    if case.varlen:
+        answers = rehearse(case, seed, answers)
     with Core(case.config()) as core:
-        pipeline = Pipeline(core, Answers(VOCAB, case.draft, case.accepted, case.varlen), case.varlen)
-        if case.varlen:
-            set_curve(core, case)
-        work = Workload(case, pipeline, seed)
-        work.fill()
-        settle(case, pipeline, work)
+        pipeline, work, usual = begin(case, core, seed, answers)
+        control = Control(usual, case.steps)
         submits, aborts = len(work.submit_ns), len(work.abort_ns)
         steps = np.zeros((case.steps, len(Timed._fields)), np.int64)
         before = core.stats()
         start = python_blocks(), heap_bytes(), rss_bytes()
         tokens, cpu, wall = pipeline.tokens, time.thread_time_ns(), time.perf_counter_ns()
-        advance(pipeline, work, steps)
+        advance(pipeline, work, steps, control)
         cpu, wall = time.thread_time_ns() - cpu, time.perf_counter_ns() - wall
         end = python_blocks(), heap_bytes(), rss_bytes()
         after = core.stats()
         out = summarise(steps)
         fresh = work.submit_ns[submits:] or work.submit_ns
         out |= {
+            "control_p99_over_p50": control.p99_over_p50(),
             "submit_us": statistics.median(fresh) / 1e3,
             "abort_us": statistics.median(work.abort_ns[aborts:]) / 1e3 if work.abort_ns[aborts:] else None,
             "cpu_share": cpu / wall,
@@ -100,14 +101,36 @@ def run_once(case: Case, seed: int) -> dict[str, Any]:
     return out
 
 
+def rehearse(case: Case, seed: int, answers: Answers) -> Recorded:
+    """The device's answers to every step of the trace. Steps of varying lengths each have a shape of their own, and to
+    make their answers between timed steps would drive the core's memory out of the caches."""
+    recorder = Recorder(answers)
+    with Core(case.config()) as core:
+        pipeline, work, _ = begin(case, core, seed, recorder)
+        advance(pipeline, work, np.zeros((case.steps, len(Timed._fields)), np.int64))
+    return Recorded(recorder.made)
+
+
+def begin(
+    case: Case, core: Core, seed: int, answers: Answers | Recorder | Recorded
+) -> tuple[Pipeline, Workload, float]:
+    """A core with all of its requests running and warm, and the usual time of a step so far in microseconds."""
+    pipeline = Pipeline(core, answers, case.varlen)
+    if case.varlen:
+        set_curve(core, case)
+    work = Workload(case, pipeline, seed)
+    work.fill()
+    return pipeline, work, settle(case, pipeline, work)
+
+
 def set_curve(core: Any, case: Case) -> None:
     """A step time that is flat and then rises, so that verifying everything is not always best."""
     sizes = sorted({1, 2, 4, *range(8, case.seqs * (case.draft + 1) + 8, 8)})
     core.set_verify_curve(sizes, [5.0 + 0.004 * s for s in sizes])
 
 
-def settle(case: Case, pipeline: Pipeline, work: Workload) -> None:
-    """Prefill everybody and let the buffers find their sizes."""
+def settle(case: Case, pipeline: Pipeline, work: Workload) -> float:
+    """Prefill everybody and let the buffers find their sizes. Returns the median time of the steps after that."""
     if case.load in ("steady", "storm"):
         calls = 0
         while pipeline.core.stats().waiting + pipeline.core.stats().prefill or not pipeline.tokens:
@@ -115,10 +138,12 @@ def settle(case: Case, pipeline: Pipeline, work: Workload) -> None:
             calls += 1
             if calls > STALLS:
                 raise Stuck(f"{case.name}: the prompts are not done after {calls} steps")
-    advance(pipeline, work, np.zeros((case.warmup, len(Timed._fields)), np.int64))
+    table = np.zeros((case.warmup, len(Timed._fields)), np.int64)
+    advance(pipeline, work, table)
+    return float(np.median(table[:, : len(PHASES)].sum(axis=1))) / 1e3
 
 
-def advance(pipeline: Pipeline, work: Workload, table: Table) -> None:
+def advance(pipeline: Pipeline, work: Workload, table: Table, control: Control | None = None) -> None:
     """As many steps as the table has rows, with arrivals before each; their times in nanoseconds (`Timed`)."""
     at, idle = 0, 0
     while at < len(table):
@@ -127,6 +152,8 @@ def advance(pipeline: Pipeline, work: Workload, table: Table) -> None:
         if timed is not None:
             table[at] = timed
             at, idle = at + 1, 0
+            if control is not None:
+                control.run()
         elif (idle := idle + 1) > STALLS:
             raise Stuck(f"{work.case.name}: nothing to schedule {idle} times in a row")
 

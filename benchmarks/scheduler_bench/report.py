@@ -45,7 +45,8 @@ def target_lines(found: list[Verdict]) -> list[str]:
     for v in found:
         measured = "-" if v.measured is None else f"{v.measured:.3f}"
         best = "" if v.best is None else f"{v.best:.3f}"
-        out.append(f"{v.what:52} {v.limit:8.2f} {measured:>9} {best:>9}  {v.word:7} {v.unit}")
+        unit = v.unit if v.machine is None else f"a plain loop of that length: {v.machine:.3f}"
+        out.append(f"{v.what:52} {v.limit:8.2f} {measured:>9} {best:>9}  {v.word:7} {unit}")
     return out
 
 

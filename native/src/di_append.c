@@ -72,8 +72,13 @@ static inline int is_ordinary(const di_row *r, int8_t status)
     return status == DI_ROW_OK && s->phase == DI_PHASE_RUNNING && s->generation == r->generation;
 }
 
-/* Whether the token may be a stop id. */
-static inline uint32_t may_stop(const di_seq *s, int32_t token) { return s->stop_mask >> (token & 31) & 1; }
+/* Whether the sampled token, or one of the accepted drafts before it, is a stop id. */
+static int has_stop(const di_seq *s, const di_row *r, int32_t sampled, int32_t accepted, const di_tokens *t)
+{
+    for (int32_t j = 0; j < accepted; j++)
+        if (di_seq_is_stop(s, t->verified[r->first + j])) return 1;
+    return di_seq_is_stop(s, sampled);
+}
 
 static inline void count_out(di_row *r, int32_t n)
 {
@@ -101,7 +106,8 @@ static int32_t append_one_each(di_step *step, int32_t i, bounds b, const di_toke
         di_row *r = &step->rows[i];
         di_seq *s = r->seq;
         int32_t token = t->sampled[i];
-        if (!is_ordinary(r, t->status[i]) || !goes_on(b, s, 1) || may_stop(s, token)) break;
+        if (!is_ordinary(r, t->status[i]) || !goes_on(b, s, 1)) break;
+        if (di_seq_may_stop(s, token) && di_seq_is_stop(s, token)) break;
         s->tokens[s->len] = token;
         put_identity(a, e, s, s->len - s->prompt_len + 1);
         count_out(r, 1);
@@ -145,9 +151,9 @@ static int32_t append_several_each(di_core *c, di_step *step, int32_t i, bounds 
         di_seq *s = r->seq;
         if (!is_ordinary(r, t->status[i])) break;
         int32_t accepted = di_output_accepted(step, i, t);
-        uint32_t stops = may_stop(s, t->sampled[i]);
-        for (int32_t j = 0; j < accepted && !stops; j++) stops = may_stop(s, t->verified[r->first + j]);
-        if (stops || !goes_on(b, s, accepted + 1)) break;
+        uint32_t may_stop = di_seq_may_stop(s, t->sampled[i]);
+        for (int32_t j = 0; j < accepted; j++) may_stop |= di_seq_may_stop(s, t->verified[r->first + j]);
+        if (!goes_on(b, s, accepted + 1) || (may_stop && has_stop(s, r, t->sampled[i], accepted, t))) break;
         put(a, s, r, i, accepted, t);
         int32_t e = a->count - 1;
         if (r->q > 1 || t->confidence) {

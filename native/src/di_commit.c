@@ -9,9 +9,8 @@
 uint8_t di_core_stop_reason(const di_core *c, const di_seq *s, int32_t token)
 {
     int32_t n_output = di_seq_output_len(s);
-    if (s->stop_mask >> (token & 31) & 1 && n_output > s->sampling.min_tokens)
-        for (int32_t i = 0; i < s->n_stop; i++)
-            if (s->stop_ids[i] == token) return DI_FINISH_STOP;
+    if (di_seq_may_stop(s, token) && n_output > s->sampling.min_tokens && di_seq_is_stop(s, token))
+        return DI_FINISH_STOP;
     if (s->len > c->cfg.max_model_len || n_output >= s->max_tokens) return DI_FINISH_LENGTH;
     return DI_FINISH_NONE;
 }

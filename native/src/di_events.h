@@ -23,6 +23,8 @@
 
 /* What needs no check of its own in a batch that di_append_run alone wrote, because it follows from what was checked before:
  *
+ *   seq_uid, prompt_len           of the request, above 0 since di_submit; the step's record was checked with that uid
+ *   output_index                  1 more than the tokens behind the prompt
  *   token_id                      di_output_read found every token of an OK row in the vocabulary
  *   logprob, confidences          copies of values that di_check_output found in the ranges that events have; the lower
  *                                 bound of di_append_logprob leaves them there
@@ -32,7 +34,8 @@
  *
  * test_kept_checks.py damages the values of a sampler, and compares batches with all checks. */
 #define DI_EVENT_PLAIN \
-    (DI_KEPT_EVENT_BATCH_TOKEN_ID | DI_KEPT_EVENT_BATCH_LOGPROB | DI_KEPT_EVENT_BATCH_CONFIDENCES | \
+    (DI_KEPT_EVENT_BATCH_SEQ_UID | DI_KEPT_EVENT_BATCH_OUTPUT_INDEX | DI_KEPT_EVENT_BATCH_PROMPT_LEN | \
+     DI_KEPT_EVENT_BATCH_TOKEN_ID | DI_KEPT_EVENT_BATCH_LOGPROB | DI_KEPT_EVENT_BATCH_CONFIDENCES | \
      DI_KEPT_EVENT_BATCH_KIND | DI_KEPT_EVENT_BATCH_FINISH_REASON | DI_KEPT_EVENT_BATCH_FLAGS | \
      DI_KEPT_EVENT_BATCH_DRAFTED | DI_KEPT_EVENT_BATCH_ACCEPTED)
 

@@ -12,6 +12,7 @@
 #define LINE ((size_t)64)
 #define LARGE_PAGE ((size_t)2 << 20)
 #define FIRST_CHUNK ((size_t)64 << 10)
+#define LAST_USUAL_CHUNK ((size_t)256 << 10)
 #define LARGEST_CHUNK ((size_t)8 << 20)
 #if defined(__SANITIZE_ADDRESS__)
 enum { ARE_APART = 1 };
@@ -50,12 +51,14 @@ static int add_chunk(di_pages *p, size_t bytes)
     return 0;
 }
 
-/* Chunks double up to a bound, so that the end of one that is left unused is a small part of all. */
+/* Chunks double up to a bound, so that the end of one that is left unused is a small part of all. Those between are left
+ * out: half a megabyte and one on usual pages would be a fifth of the requests of a large core. */
 static int grow(di_pages *p, size_t size)
 {
     size_t bytes = p->chunk_bytes ? p->chunk_bytes : FIRST_CHUNK / 2;
     do bytes *= 2;
     while (bytes < size && bytes < LARGEST_CHUNK);
+    if (bytes > LAST_USUAL_CHUNK && bytes < LARGE_PAGE) bytes = LARGE_PAGE;
     if (bytes > LARGEST_CHUNK) bytes = LARGEST_CHUNK;
     if (add_chunk(p, bytes < size || ARE_APART ? size : bytes)) return -1;
     p->chunk_bytes = bytes;

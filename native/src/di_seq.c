@@ -160,7 +160,7 @@ int di_seq_create(di_bins *bins, const di_request *r, const di_config *k, int32_
         .frequency_penalty = r->frequency_penalty, .top_k = r->top_k == 0 ? -1 : r->top_k,
         .min_tokens = r->min_tokens, .seed = r->seed,
     };
-    for (int32_t i = 0; i < n_stop; i++) s->stop_mask |= UINT32_C(1) << (s->stop_ids[i] & 31);
+    for (int32_t i = 0; i < n_stop; i++) s->stop_mask |= di_seq_stop_bits(s->stop_ids[i]);
     *out = s;
     return 0;
 }
@@ -205,4 +205,11 @@ void di_table_remove(di_table *t, di_seq *s)
     *at = s->map_next;
     s->map_next = NULL;
     t->count--;
+}
+
+int di_seq_is_stop(const di_seq *s, int32_t token)
+{
+    for (int32_t i = 0; i < s->n_stop; i++)
+        if (s->stop_ids[i] == token) return 1;
+    return 0;
 }

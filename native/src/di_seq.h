@@ -56,7 +56,7 @@ struct di_seq {
     uint64_t last_step;       /* newest step that uses this request's units; epoch of their release */
     uint64_t uid;
     uint32_t generation;      /* recomputations */
-    uint32_t stop_mask;       /* bit id % 32 of every stop id: most tokens are no stop id at one look */
+    uint32_t stop_mask;       /* di_seq_stop_bits of every stop id: nearly all tokens are no stop id at one look */
     int32_t *tokens;          /* [cap_tokens] */
     uint8_t phase;            /* changed under the client lock, read anywhere on the engine thread */
     uint8_t inflight;         /* launched, uncommitted steps of this generation */
@@ -130,6 +130,19 @@ void di_seq_free(di_bins *bins, di_seq *s);
 int di_request_check(const di_request *r, int32_t vocab_size);
 /* Its DI_WANTS_ bits. */
 uint8_t di_request_wants(const di_request *r);
+
+/* Two bits that stand for a token, by its lowest 8 bits. */
+static inline uint32_t di_seq_stop_bits(int32_t token)
+{
+    return UINT32_C(1) << (token & 15) | UINT32_C(1) << (16 + (token >> 4 & 15));
+}
+/* Whether the token may be a stop id: of one that is none and a request with one stop id, 1 in 256 seems to be. */
+static inline uint32_t di_seq_may_stop(const di_seq *s, int32_t token)
+{
+    return (~s->stop_mask & di_seq_stop_bits(token)) == 0;
+}
+/* Whether it is one. The ids lie far from the hot fields: to be asked only of those that may be. */
+int di_seq_is_stop(const di_seq *s, int32_t token);
 
 static inline int32_t di_seq_output_len(const di_seq *s) { return s->len - s->prompt_len; }
 static inline int di_seq_is_terminal(const di_seq *s)

@@ -134,7 +134,23 @@ MUTANTS = (
     ),
     Mutant("token_of_a_failed_row_is_kept", "di_commit.c", "j < accepted + is_ok && ", "j <= accepted && "),
     Mutant("cached_counts_rejected_drafts", "di_append.c", "s->cached += n;", "s->cached += r->q;"),
-    Mutant("stop_ids_go_on", "di_append.c", "uint32_t stops = may_stop(s, t->sampled[i]);", "uint32_t stops = 0;"),
+    Mutant("stop_ids_go_on", "di_append.c", "(may_stop && has_stop(s, r, t->sampled[i], accepted, t))", "0"),
+    Mutant(
+        "stop_id_of_a_row_without_drafts",
+        "di_append.c",
+        "if (di_seq_may_stop(s, token) && di_seq_is_stop(s, token)) break;",
+        "",
+    ),
+    Mutant(
+        "accepted_stop_ids_go_on", "di_append.c", "if (di_seq_is_stop(s, t->verified[r->first + j])) return 1;", ";"
+    ),
+    Mutant("only_the_last_stop_id", "di_seq.c", "s->stop_mask |= di_seq_stop_bits", "s->stop_mask = di_seq_stop_bits"),
+    Mutant(
+        "index_of_an_accepted_draft",
+        "di_append.c",
+        "a->output_index[e] = ++n_output;",
+        "a->output_index[e] = n_output++;",
+    ),
     Mutant("kept_places_of_other_rows", "di_pack_decode.c", "is_even && step->n_placed == 0 &&", "is_even &&"),
     Mutant("kept_places_of_spare_arrays", "di_pack_decode.c", " && s->kept_rows == step->rows", ""),
     Mutant("quick_rows_of_ended_requests", "di_append.c", " && s->phase == DI_PHASE_RUNNING", ""),

@@ -81,7 +81,7 @@ class RecordReader(Generic[R]):
         names, layout = scalars_of(struct, members)
         self._unpack, self._assign = layout.unpack_from, assigner(names)
         self._keyed = [m.name for m in members if not m.is_view and m.count]
-        self._view_words = words_of([m for m in members if m.is_view])
+        self._view_at = {at: m for m in members if m.is_view for at in words_of([m])}
         self._keyed_words = words_of([m for m in members if not m.is_view and m.count])
         self._buffer = ffi.buffer(self.struct)
         self._layouts = ffi.buffer(layouts, ffi.sizeof("di_layouts"))
@@ -95,34 +95,39 @@ class RecordReader(Generic[R]):
         """The record of the call that just returned; its arrays keep ``owner``, whose memory they show."""
         index, version, changed = self._where(self._layouts)
         slot = self._slots.get(index)
-        if slot is None or (slot.version != version and not self._resize(slot, version, changed)):
+        if slot is None or (slot.version != version and not self._renew(slot, version, changed, owner)):
             slot = self._look(index, version, owner)
         record = slot.record
         self._assign(record, self._unpack(self._buffer))
         return record
 
-    def _resize(self, slot: Slot[R], version: int, changed: int) -> bool:
-        """Show other lengths of the arrays that are there, which is how steps of one kind differ. False where more than
-        that changed, or a version was missed: then all of it has to be looked at."""
+    def _renew(self, slot: Slot[R], version: int, changed: int, owner: object) -> bool:
+        """Show other lengths of the arrays that are there, which is how steps of one kind differ, and look at the members
+        that changed in other ways: a table that grows is one every few steps. False where nobody says what changed, or a
+        version was missed: then all of it has to be looked at."""
         if changed < 0 or slot.version + 1 != version:
             return False
-        buffer, lengths, is_keyed = self._buffer, slot.lengths, False
+        buffer, lengths, is_keyed, others = self._buffer, slot.lengths, False, {}
         slot.raw[:] = [b""] * len(slot.raw)  # `_look` must not take these for what the record shows
         for at in self._changed[:changed].tolist():
             known = lengths.get(at)
             if known is None:
-                if at in self._view_words:
-                    return False
+                member = self._view_at.get(at)
+                if member is not None:
+                    others[member.name] = member
                 is_keyed = is_keyed or at in self._keyed_words
                 continue
             target, name, most, whole = known
             count = EXTENT(buffer, at)[0]
             if not 0 < count <= most:
-                return False
-            if target.__class__ is dict:
+                member = self._view_at[at]
+                others[member.name] = member
+            elif target.__class__ is dict:
                 target[name] = whole[:count]
             else:
                 setattr(target, name, whole[:count])
+        for member in others.values():
+            setattr(slot.record, member.name, self._array(slot, member, buffer, member.offset, owner))
         if is_keyed:
             self._read_keyed(slot.record)
         slot.version = version
