@@ -72,31 +72,35 @@ class Recorder:
 
 class Recorded:
     """Answers made before, to the same steps. Each is copied into one of two sets of buffers in turn, as a device does
-    with its results."""
+    with its results; an array of the length that it had in that set the time before is the same array."""
 
     def __init__(self, made: list[SamplerOutput]) -> None:
         self._made = iter(made)
-        self._buffers: list[dict[str, Any]] = [{}, {}]
-        self._longest = {
-            name: max(len(a) for a in arrays)
-            for name in SamplerOutput.FIELDS
-            if (arrays := [a for a in (getattr(o, name) for o in made) if isinstance(a, np.ndarray)])
-        }
+        self._shown: list[dict[str, Any]] = [{}, {}]
+        arrays = [(name, getattr(o, name)) for o in made for name in SamplerOutput.FIELDS]
+        present = [(name, a) for name, a in arrays if isinstance(a, np.ndarray)]
+        longest: dict[str, int] = {}
+        for name, a in present:
+            longest[name] = max(longest.get(name, 0), len(a))
+        self._buffers = [
+            {name: np.empty((longest[name], *a.shape[1:]), a.dtype) for name, a in dict(present).items()}
+            for _ in self._shown
+        ]
 
     def answer(self, step: Any) -> SamplerOutput:
         """For a SchedulerOutputs. Not in the timed region."""
         result = next(self._made)
         if len(result.sampled_ids) != step.num_reqs:
             raise ValueError(f"step {step.step_id} has {step.num_reqs} requests, its answer {len(result.sampled_ids)}")
+        self._shown.reverse()
         self._buffers.reverse()
-        buffers, out = self._buffers[0], SamplerOutput()
-        for name, most in self._longest.items():
+        shown, out = self._shown[0], SamplerOutput()
+        for name, buffer in self._buffers[0].items():
             array = getattr(result, name)
             if array is None:
                 continue
-            if name not in buffers:
-                buffers[name] = np.empty((most, *array.shape[1:]), array.dtype)
-            shown = buffers[name][: len(array)]
-            shown[...] = array
-            setattr(out, name, shown)
+            if name not in shown or len(shown[name]) != len(array):
+                shown[name] = buffer[: len(array)]
+            shown[name][...] = array
+            setattr(out, name, shown[name])
         return out

@@ -91,6 +91,38 @@ static void transfer(api *a, script *s)
     }
 }
 
+/* The budget and its distribution as functions of their own. */
+static void pure_verification(script *s)
+{
+    enum { ROWS = 3, DRAFTS = 2, VALUES = ROWS * DRAFTS, SCRATCH = 6 * VALUES + 8196 };
+    static uint32_t scratch[SCRATCH / 4 + 1];
+    int32_t sizes[2] = {5, 9}, lengths[ROWS] = {0, 0, 0}, total = -1;
+    double ms[2] = {1, 1.5}, odd[] = {NAN, INFINITY, -1, 0, 2};
+    float values[VALUES] = {1, 0.5F, 0.75F, 0.75F, 0.25F, 0};
+    uint8_t how = take(s);
+    for (int i = 0; i < VALUES; i++) values[i] *= (float)(take(s) & 1);
+    if (how & 1) values[take(s) % VALUES] = (float)odd[take(s) % 5];
+    if (how & 2) sizes[take(s) & 1] = (int32_t)api_wild(s);
+    if (how & 4) ms[take(s) & 1] = odd[take(s) % 5];
+    int n = ROWS, k = DRAFTS;
+    int64_t x = api_wild(s);
+    if (how & 8) n = x < ROWS ? (int)x : INT32_MAX;     /* no more than there are, or more than there may be */
+    if (how & 16) k = x < DRAFTS ? (int)x : INT32_MAX;
+    double slope = (how & 32) ? odd[take(s) % 5] : 0.01;
+    int code = di_verify_budget(sizes, ms, 2, slope, 0.1, (how & 64) ? NULL : values, n, k, (how & 128) ? NULL : scratch,
+                                take(s) % 8 ? SCRATCH : (uint64_t)api_wild(s) % SCRATCH, take(s) % 8 ? &total : NULL);
+    REQUIRE(code == 0 || code == DI_E_ARG);
+    REQUIRE(code != 0 || total == -1 || (total >= n && total <= n * (k + 1)));
+    if (code != 0 || take(s) % 4 == 0) total = (int32_t)api_wild(s);
+    code = di_verify_distribute((how & 64) ? NULL : values, n, k, total, take(s) % 8 ? lengths : NULL);
+    REQUIRE(code == 0 || code == DI_E_ARG);
+    for (int i = 0; code == 0 && i < n; i++) {
+        REQUIRE(lengths[i] >= 1 && lengths[i] <= k + 1);
+        total -= lengths[i];
+    }
+    REQUIRE(code != 0 || total == 0);
+}
+
 static void verification(api *a, script *s)
 {
     int32_t sizes[3] = {4, 8, 16}, lengths[MAX_SEQS] = {1, 1, 1, 1};
@@ -117,7 +149,7 @@ void api_hostile_sharing(api *a, script *s)
     case 0: case 1: fork_one(a, s); break;
     case 2: case 3: pin_some(a, s); break;
     case 4: case 5: transfer(a, s); break;
-    case 6: verification(a, s); break;
+    case 6: verification(a, s); pure_verification(s); break;
     default: CALL(a, di_reset_prefix_cache((salt & 1) ? NULL : a->core, (salt & 2) ? NULL : &salt)); break;
     }
 }

@@ -102,9 +102,9 @@ class RecordReader(Generic[R]):
         return record
 
     def _renew(self, slot: Slot[R], version: int, changed: int, owner: object) -> bool:
-        """Show other lengths of the arrays that are there, which is how steps of one kind differ, and look at the members
-        that changed in other ways: a table that grows is one every few steps. False where nobody says what changed, or a
-        version was missed: then all of it has to be looked at."""
+        """Show other lengths of the arrays that are there, which is how steps of one kind differ, and look at what else
+        changed: a table that grows does, every few steps. False where nobody says what changed, or a version was
+        missed: then all of it has to be looked at."""
         if changed < 0 or slot.version + 1 != version:
             return False
         buffer, lengths, is_keyed, others = self._buffer, slot.lengths, False, {}

@@ -1,0 +1,33 @@
+#include "di_verify_units.h"
+
+#include <string.h>
+
+#include "di_clones.h"
+
+di_histogram di_histogram_in(void *scratch, size_t m)
+{
+    uint32_t *count = scratch;
+    float *some = (float *)(void *)(count + DI_VERIFY_UNITS + 1);
+    return (di_histogram){.count = count, .some = some, .units = (uint16_t *)(void *)(some + m)};
+}
+
+size_t di_verify_scratch_bytes(int32_t n, int32_t k)
+{
+    size_t m = (size_t)n * (size_t)k;
+    return (DI_VERIFY_UNITS + 1) * sizeof(uint32_t) + m * (sizeof(float) + sizeof(uint16_t));
+}
+
+DI_CLONES static void to_units(const float *values, size_t m, uint16_t *units)
+{
+    /* The product is exact, so that only the sum rounds, and the cast cuts. */
+    for (size_t i = 0; i < m; i++) units[i] = (uint16_t)(int32_t)(values[i] * DI_VERIFY_UNITS + 0.5F);
+}
+
+di_histogram di_histogram_of(const float *values, size_t m, void *scratch)
+{
+    di_histogram h = di_histogram_in(scratch, m);
+    memset(h.count, 0, (DI_VERIFY_UNITS + 1) * sizeof *h.count);
+    to_units(values, m, h.units);
+    for (size_t i = 0; i < m; i++) h.count[h.units[i]]++;
+    return h;
+}
