@@ -223,7 +223,7 @@ def test_answer_cut_at_its_limit_says_so(run: Run) -> None:
 def test_answer_cut_where_the_context_ends_does_not_blame_max_tokens(run: Run) -> None:
     _, out, err = run("chat", "--no-thinking", "--max-model-len", 40, stdin=b"one\n", answer="endless" * 20)
     assert out.startswith(b"endl")
-    assert "the answer was cut: the conversation is as long as --max-model-len allows" in err
+    assert "deepinfer: the answer was cut where the conversation reached --max-model-len; /reset begins another" in err
     assert "--max-tokens" not in err
 
 

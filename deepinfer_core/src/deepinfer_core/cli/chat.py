@@ -82,7 +82,7 @@ def _talk(session: ChatSession, turns: Iterable[str | DeepInferError], state: Co
             asked += 1
             show = _Show(asked, as_json=state.json)
             output = session.ask(turn, show.chunk, keep_on_interrupt=is_typed)
-            show.end(output)
+            show.end(output, is_full=output is not None and session.is_full(output))
             if output is not None and output.error is not None:
                 failed += 1
                 _report(output.error, asked, state)
@@ -126,8 +126,8 @@ class _Show:
             sys.stdout.buffer.write(chunk.content.encode("utf-8"))
             sys.stdout.buffer.flush()
 
-    def end(self, output: ChatOutput | None) -> None:
-        """``output``: the whole answer; None: Ctrl-C cut it."""
+    def end(self, output: ChatOutput | None, *, is_full: bool) -> None:
+        """``output``: the whole answer; None: Ctrl-C cut it. ``is_full``: no answer goes further."""
         self._end_thinking()
         if output is None:
             sys.stderr.write("\ndeepinfer: the answer was ended\n")
@@ -139,18 +139,11 @@ class _Show:
             sys.stdout.buffer.write(b"\n")
             sys.stdout.buffer.flush()
         if output is not None and output.finish_reason == "length":
-            sys.stderr.write(f"deepinfer: {_cut(output)}\n")
+            told = "where the conversation reached --max-model-len; /reset begins another"
+            sys.stderr.write(f"deepinfer: the answer was cut {told if is_full else 'at its limit; see --max-tokens'}\n")
 
     def _end_thinking(self) -> None:
         if self._thinks:
             self._thinks = False
             sys.stderr.write(f"{PLAIN}\n\n")
             sys.stderr.flush()
-
-
-def _cut(output: ChatOutput) -> str:
-    from deepinfer_core.requests.finish_detail import FinishDetail
-
-    if output.choices[0].completion.finish_detail == FinishDetail.MODEL_LENGTH:
-        return "the answer was cut: the conversation is as long as --max-model-len allows, and /reset begins another"
-    return "the answer was cut at its limit; see --max-tokens"

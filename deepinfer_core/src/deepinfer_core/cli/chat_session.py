@@ -33,6 +33,11 @@ class ChatSession:
         """Forget the turns; the system's message stays."""
         self.messages = [] if self._system is None else [{"role": "system", "content": self._system}]
 
+    def is_full(self, output: ChatOutput) -> bool:
+        """Whether the conversation has as many tokens as the engine takes, so that no answer goes further."""
+        used = output.usage.prompt_tokens + output.usage.completion_tokens
+        return used >= self._llm.built.max_model_len
+
     def ask(
         self, text: str, show: Callable[[ChatChunk], object], *, keep_on_interrupt: bool = True
     ) -> ChatOutput | None:
