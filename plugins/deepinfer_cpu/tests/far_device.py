@@ -3,6 +3,9 @@
 An op runs on it like on an accelerator: it takes the paths of a device, every tensor must be there, and inside
 :func:`launching` a call that an accelerator would have to be waited for is an error. What an accelerator computes
 otherwise than the host is refused as well: it divides by a number of the host by multiplying with its reciprocal.
+
+torch knows one accelerator a process, and pins host memory for that one. Where a real one is, the modules that import
+this are skipped: with ``far`` in its place, nothing could be pinned for it any more, in all other tests of the process.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
@@ -23,6 +27,11 @@ from deepinfer_cpu import sync_guard
 
 _KERNELS = torch.library.Library("aten", "IMPL")
 if not hasattr(torch, "far"):
+    if (_real := torch.accelerator.current_accelerator(check_available=True)) is not None:
+        pytest.skip(
+            f"the accelerator of this process is {_real.type}: hide it (CUDA_VISIBLE_DEVICES=) and run this alone",
+            allow_module_level=True,
+        )
     _setup_privateuseone_for_python_backend(rename="far")
 FAR = torch.device("far", 0)
 NAMES = ("far", "far:0")
