@@ -1,4 +1,7 @@
-"""What the machine does to any code: a plain loop, about as long as a step, timed in turns with the steps."""
+"""What the machine does to any code: a plain loop, about as long as a step, timed just before and after a run's steps.
+
+Not between them: a step would find caches that others on the machine had time to fill.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,11 @@ class Control:
         self._times = np.zeros((steps, 2), np.int64)  # nanoseconds; whether the system ran something else meanwhile
         self._at = 0
 
-    def run(self) -> None:
-        before = switches()
-        self._times[self._at] = timed(self._rounds), switches() - before
-        self._at += 1
+    def run(self, turns: int) -> None:
+        for _ in range(turns):
+            before = switches()
+            self._times[self._at] = timed(self._rounds), switches() - before
+            self._at += 1
 
     def p99_over_p50(self) -> float | None:
         """Of the turns that the system did not interrupt, as of the steps."""

@@ -67,14 +67,16 @@ def run_once(case: Case, seed: int) -> dict[str, Any]:
     with Core(case.config()) as core:
         pipeline, work, usual = begin(case, core, seed, answers)
         control = Control(usual, case.steps)
+        control.run(case.steps // 2)
         submits, aborts = len(work.submit_ns), len(work.abort_ns)
         steps = np.zeros((case.steps, len(Timed._fields)), np.int64)
         before = core.stats()
         start = python_blocks(), heap_bytes(), rss_bytes()
         tokens, cpu, wall = pipeline.tokens, time.thread_time_ns(), time.perf_counter_ns()
-        advance(pipeline, work, steps, control)
+        advance(pipeline, work, steps)
         cpu, wall = time.thread_time_ns() - cpu, time.perf_counter_ns() - wall
         end = python_blocks(), heap_bytes(), rss_bytes()
+        control.run(case.steps - case.steps // 2)
         after = core.stats()
         out = summarise(steps)
         fresh = work.submit_ns[submits:] or work.submit_ns
@@ -143,7 +145,7 @@ def settle(case: Case, pipeline: Pipeline, work: Workload) -> float:
     return float(np.median(table[:, : len(PHASES)].sum(axis=1))) / 1e3
 
 
-def advance(pipeline: Pipeline, work: Workload, table: Table, control: Control | None = None) -> None:
+def advance(pipeline: Pipeline, work: Workload, table: Table) -> None:
     """As many steps as the table has rows, with arrivals before each; their times in nanoseconds (`Timed`)."""
     at, idle = 0, 0
     while at < len(table):
@@ -152,8 +154,6 @@ def advance(pipeline: Pipeline, work: Workload, table: Table, control: Control |
         if timed is not None:
             table[at] = timed
             at, idle = at + 1, 0
-            if control is not None:
-                control.run()
         elif (idle := idle + 1) > STALLS:
             raise Stuck(f"{work.case.name}: nothing to schedule {idle} times in a row")
 

@@ -119,7 +119,7 @@ class RecordReader(Generic[R]):
                 continue
             target, name, most, whole = known
             count = EXTENT(buffer, at)[0]
-            if not 0 < count <= most:
+            if not 0 <= count <= most:
                 member = self._view_at[at]
                 others[member.name] = member
             elif target.__class__ is dict:
