@@ -93,6 +93,19 @@ def test_setting_that_the_core_refuses_is_a_config_error() -> None:
     assert caught.value.details["field"] == "num_blocks"
 
 
+def test_tables_that_memory_does_not_hold_are_an_error_of_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    import deepinfer_native
+
+    def core(config: object) -> None:
+        raise deepinfer_native.errors.CapacityError("core: no memory for pools of 4097 blocks and 256 requests")
+
+    monkeypatch.setattr(deepinfer_native, "Core", core)
+    with pytest.raises(CapacityError, match="not enough memory for the tables of the scheduler") as caught:
+        make_core(num_blocks=8, max_num_batched_tokens=256, max_model_len=16, vocab_size=10)
+    assert caught.value.reason == "core: no memory for pools of 4097 blocks and 256 requests"
+    assert "--max-num-seqs" in caught.value.remedy
+
+
 @pytest.fixture
 def without_native(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
     """Importing ``deepinfer_native`` raises the exception in the list."""

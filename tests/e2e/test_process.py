@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 MEBIBYTE = 1024 * 1024
 
@@ -51,3 +52,14 @@ def test_help_and_plugins_import_no_torch_and_no_plugin() -> None:
 def test_generate_same_seed_gives_the_same_text_in_another_process() -> None:
     arguments = ("generate", "--max-tokens", "16", "--seed", "11", "import os")
     assert measured(*arguments)[0] == measured(*arguments)[0]
+
+
+def test_working_folder_that_is_gone_is_told(tmp_path: Path) -> None:
+    """A library of torch ends the process there."""
+    command = [sys.executable, *["-O"] * sys.flags.optimize, "-m", "deepinfer_core.cli", "generate", "hi"]
+    script = 'mkdir gone && cd gone && rmdir ../gone && exec "$@"'
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", *command], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("deepinfer: E_CONFIG: the working folder is gone\n")

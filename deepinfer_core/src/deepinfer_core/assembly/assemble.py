@@ -21,6 +21,7 @@ from deepinfer_core.assembly.named_plugins import enabled_extensions, refuse_unu
 from deepinfer_core.assembly.parts import MakeGrammarEngine
 from deepinfer_core.assembly.setting_names import settings_named_as_written
 from deepinfer_core.assembly.speculation import draft_length
+from deepinfer_core.assembly.working_folder import require_working_folder
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import ConfigError, DeepInferError, ModelAmbiguous, ModelError, ModelNotFound, NotSupported
 from deepinfer_core.interfaces import Backend, LogitsFilter, Model, RowSampler, Sampler, StepObserver
@@ -118,6 +119,7 @@ def assemble(
     :param structured: There will be structured output: without a grammar engine that is refused before the weights.
     :raises DeepInferError: a typed error of the step that failed; what was created until then is closed.
     """
+    require_working_folder()
     manager = manager or PluginManager.from_config(config)
     hooks = Hooks(manager)
     refuse_unusable_names(manager)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deepinfer_core.errors import ConfigError, DeepInferError, EngineError
+from deepinfer_core.errors import CapacityError, ConfigError, DeepInferError, EngineError
 from deepinfer_core.plugins.failure import contract_error
 
 
@@ -47,7 +47,16 @@ def make_core(**settings: Any) -> Any:
 
 
 def _refusal(err: Any) -> DeepInferError:
+    from deepinfer_native.errors import CapacityError as OutOfMemory
+
     details = {"field": err.field}
     if isinstance(err, ValueError):
         return ConfigError(str(err), remedy="correct the setting of that name", details=details)
+    if isinstance(err, OutOfMemory):
+        return CapacityError(
+            "there is not enough memory for the tables of the scheduler",
+            reason=str(err),
+            remedy="free memory, or lower --max-num-seqs, --max-num-batched-tokens or --kv-memory",
+            details=details,
+        )
     return EngineError("the native core cannot be made", reason=str(err), details=details)

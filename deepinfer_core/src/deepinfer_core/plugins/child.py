@@ -50,6 +50,16 @@ class ChildResult:
         return f"{text}; it printed: {self.printed}" if self.printed else text
 
 
+def _scratch() -> IO[bytes]:
+    """A file without a name; in memory where no folder takes one, as on a full disk."""
+    try:
+        return tempfile.TemporaryFile()
+    except OSError:
+        if not hasattr(os, "memfd_create"):  # Linux
+            raise
+        return os.fdopen(os.memfd_create("deepinfer-child"), "w+b")
+
+
 class Child:
     """One child process, its pipe, and files for what it prints."""
 
@@ -58,8 +68,8 @@ class Child:
         self.limit_s = limit_s
         self.deadline = time.monotonic() + limit_s
         # Files, not pipes, so that a talkative driver never blocks. Closed by close().
-        self._out: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        self._err: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self._out = _scratch()
+        self._err = _scratch()
         self._read_fd, write_fd = os.pipe()
         request = json.dumps([write_fd, sys.path, target, list(arguments)])
         self.process: subprocess.Popen[bytes] | None = None
