@@ -72,3 +72,31 @@ def test_a_kernel_lowers_for_a_device_that_is_not_here():
     assert "sparse_prefill_kernel" in source
     assert "mma_sync" in source
     assert "wgmma" not in source
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads", "tiles", "invariant", "segments"),
+    [
+        (1, 64, 10, False, 4),
+        (28, 64, 10, False, 4),
+        (29, 64, 10, False, 2),
+        (14, 128, 10, False, 4),
+        (15, 128, 10, False, 2),
+        (8, 64, 3, False, 2),
+        (66, 64, 10, False, 2),
+        (67, 64, 10, False, 1),
+        (67, 64, 21, False, 2),
+        (132, 64, 10, False, 1),
+        (133, 64, 10, False, 2),
+        (384, 64, 10, False, 1),
+        (1, 64, 10, True, 2),
+        (384, 64, 10, True, 2),
+    ],
+)
+def test_rows_are_cut_by_the_batch_unless_they_may_not(monkeypatch, rows, heads, tiles, invariant, segments):
+    monkeypatch.setattr(attention, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(attention, "_multiprocessors", lambda device: 132)
+    q, plan = torch.empty(rows, heads, 512, device="meta"), attention.plan(batch_invariant=invariant)
+    assert attention._segments(q, tiles, plan) == segments
+    monkeypatch.setattr(attention, "_capability", lambda device: (10, 0))
+    assert attention._segments(q, tiles, plan) == 2

@@ -109,8 +109,8 @@ class Decode:
         extra = {"extra": self.main.host} if self.extra else {}
         return plain_op(attention.DECODE)(self.q, self.window.host, self.idx, **extra, **self.more)
 
-    def run(self, rows: torch.Tensor | None = None, out: torch.Tensor | None = None):
-        more = on(self.cuda, self.more)
+    def run(self, rows: torch.Tensor | None = None, out: torch.Tensor | None = None, *, invariant: bool = False):
+        more = on(self.cuda, self.more) | {"plan": attention.plan(batch_invariant=invariant)}
         q, idx = self.q.to(self.cuda), self.idx.to(self.cuda)
         if rows is not None:
             where = rows.to(self.cuda)
@@ -135,20 +135,22 @@ class Decode:
 )  # fmt: skip
 def test_decode_attends_to_listed_entries_only(cuda, sizes, rows, k1, k2, extra, full):
     case = Decode(sizes, rows, k1, k2, extra, cuda, full=full)
-    whole, out = poisoned(tuple(case.q.shape), torch.bfloat16, cuda)
-    got = case.run(out=out)
-    assert got[0] is out
-    judge(attention.DECODE, got, case.expected())
-    assert torch.cat([whole[:64], whole[-64:]]).isnan().all(), "written outside"
+    expected = case.expected()
+    for invariant in (False, True):  # few rows are cut into more pieces where bits may depend on the batch
+        whole, out = poisoned(tuple(case.q.shape), torch.bfloat16, cuda)
+        got = case.run(out=out, invariant=invariant)
+        assert got[0] is out
+        judge(attention.DECODE, got, expected)
+        assert torch.cat([whole[:64], whole[-64:]]).isnan().all(), "written outside"
 
 
 @pytest.mark.parametrize("sizes", ["small", "released"])
 def test_decode_rows_have_the_same_bits_in_any_batch(cuda, sizes):
     case = Decode(sizes, 12, 128, 300, "v41_fp4", cuda, full=True)
-    whole = case.run()
+    whole = case.run(invariant=True)
     g = torch.Generator().manual_seed(SEED)
     for rows in (torch.tensor([5]), torch.arange(12).flip(0), torch.randperm(12, generator=g)[:7].repeat(30)):
-        out, lse = case.run(rows)
+        out, lse = case.run(rows, invariant=True)
         assert torch.equal(out.view(torch.int16), whole[0][rows.to(cuda)].view(torch.int16))
         assert torch.equal(lse, whole[1][rows.to(cuda)])
 
@@ -191,6 +193,36 @@ def test_a_single_key_comes_back_bit_for_bit_whatever_its_codes(cuda, fmt, width
     # +0 and -0 are one value: a product with 1 keeps the sign, the sum with 0 does not
     assert torch.equal(got[:, 3].cpu()[~nan_row] + 0, values[~nan_row] + 0)
     assert torch.equal(got[:, 0].view(torch.int16), got[:, 7].view(torch.int16))
+
+
+@pytest.mark.parametrize("fmt", ["v41", "v41_fp4"])
+@pytest.mark.parametrize("invariant", [False, True])
+def test_missing_keys_are_nothing_behind_keys_of_far_scales(cuda, fmt, invariant):
+    """Lanes that bring an entry of a far scale and then none. Each row lists one key 128 times, then no more."""
+    page, units, rows, width = 32, 5, 140, 512
+    generator = torch.Generator().manual_seed(SEED)
+    made = entries(fmt, width, units, page, generator, cuda)
+    data = width if fmt == "v41" else width // 2
+    codes = torch.randint(0, 256, made.host.tensor.shape, generator=generator, dtype=torch.uint8)
+    if fmt == "v41":
+        codes[..., :data][codes[..., :data] & 127 == 127] = 0
+    codes[..., data:] = 135 if fmt == "v41" else 0x7E
+    made.host.tensor.copy_(codes)
+    made.device.tensor.copy_(codes.to(cuda))
+    idx = torch.full((rows, 640), -1, dtype=torch.int32)
+    idx[:, :128] = (torch.arange(rows, dtype=torch.int32) % made.slots)[:, None]
+    values = plain_op("cache.load_segments")(
+        made.host, torch.tensor([[u, 0, page, u * page] for u in range(units)], dtype=torch.int32), made.slots
+    ).bfloat16()[idx[:, 0].long()]
+    q = torch.zeros(rows, 64, width, dtype=torch.bfloat16, device=cuda)
+    more = {"scale": 1.0, "plan": attention.plan(batch_invariant=invariant)}
+    if fmt == "v41":
+        got, _ = attention.sparse_decode(q, made.device, idx.to(cuda), **more)
+    else:
+        window = entries("v41", width, 2, page, generator, cuda).device
+        empty = torch.zeros(rows, 0, dtype=torch.int32, device=cuda)
+        got, _ = attention.sparse_decode(q, window, empty, extra=made.device, extra_idx=idx.to(cuda), **more)
+    assert torch.equal(got[:, 5].cpu() + 0, values + 0)
 
 
 class Prefill:

@@ -2,7 +2,8 @@
 
 Heads of 512 values have kernels that fetch, expand and multiply side by side (``tl/attention/wide_decode.py`` and
 ``wide_prefill.py``); other widths take simpler ones (``narrow.py``). A row is computed by itself, its keys in the order
-of their columns and cut, where it is cut, by the number of columns alone: it has the same bits in any batch.
+of their columns and cut, where it is cut, by the number of columns alone: it has the same bits in any batch. On Hopper
+few rows of decode are cut into more pieces, unless the plan asks for batch invariance.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ _flat_views: WeakKeyDictionary[Any, Tensor] = WeakKeyDictionary()
 
 @frozen
 class Plan:
-    """Decode plan: the kernels need none, the object records what it was asked for."""
+    """Decode plan: what it was asked for, of which the kernels look at ``batch_invariant``."""
 
     shapes: Mapping[str, int] | None = None
     batch_invariant: bool = False
 
 
 def plan(shapes: Mapping[str, int] | None = None, *, batch_invariant: bool = False) -> Plan:
-    """A plan for decode steps of ``shapes``. Always batch invariant: the cut of a row does not look at the batch."""
+    """A plan for decode steps of ``shapes``. ``batch_invariant``: the cut of a row does not look at the batch."""
     return Plan(shapes, batch_invariant)
 
 
@@ -63,11 +64,11 @@ def sparse_prefill(
     :returns: out bf16 ``[T, h, D]`` and lse fp32 ``[T, h]`` (natural log, without sink, +inf when no key is valid; such
         a row of ``out`` is 0).
     :raises ShapeContractError: as the plain op, which also computes what has no kernel: fp32, unrounded probabilities,
-        more than 1,280 columns.
+        a scale of zero and below, more than 1,280 columns.
     """
     if not (
         serves(PREFILL)
-        and _takes(q, indices, sink, lengths, round_probs, out)
+        and _takes(q, indices, scale, sink, lengths, round_probs, out)
         and kv.dim() == 2
         and kv.dtype is torch.bfloat16
         and kv.shape[1] == q.shape[2]
@@ -108,12 +109,13 @@ def sparse_decode(
     ``idx`` int32 ``[T, k1]`` are physical slots of ``window``, ``extra_idx`` ``[T, k2]`` of ``extra``; -1 is invalid.
 
     :raises ShapeContractError: as the plain op, which also computes what has no kernel: fp32, unrounded probabilities,
-        caches of plain numbers, more than 2,560 columns (1,280 without an extra cache or where heads are narrow).
+        a scale of zero and below, caches of plain numbers, more than 2,560 columns (1,280 without an extra cache or
+        where heads are narrow).
     """
     with_extra = extra is not None
     if not (
         serves(DECODE)
-        and _takes(q, idx, sink, lengths, round_probs, out)
+        and _takes(q, idx, scale, sink, lengths, round_probs, out)
         and _reads(window, q.shape[2])
         and with_extra == (extra_idx is not None)
         and (not with_extra or (_indexes(extra_idx, q, extra_lengths) and _reads(extra, q.shape[2])))
@@ -128,22 +130,39 @@ def sparse_decode(
     if not q.shape[0]:
         return result, lse
     second, more = (extra, extra_idx) if with_extra else (window, idx.new_empty((idx.shape[0], 0)))
-    launch = _decode_kernel(q.shape[2], window.format, extra.format if with_extra else "")
+    segments = _segments(q, _tiles(idx, extra_idx), plan)
+    launch = _decode_kernel(q.shape[2], window.format, extra.format if with_extra else "", segments)
     launch(
         q, _flat(window), idx, _or_any(lengths, idx), _flat(second), more, _or_any(extra_lengths, idx),
         _or_any(sink, lse), result, lse, window.page, window.block_stride, second.page, second.block_stride,
         int(lengths is not None), int(extra_lengths is not None), int(sink is not None), scale * _LOG2E,
-        _decode_blocks(q),
+        _decode_blocks(q, segments),
     )  # fmt: skip
     return result, lse
 
 
-def _decode_blocks(q: Tensor) -> int:
-    """Blocks, or on Hopper pairs of blocks, that share the rows of a group of heads."""
+def _segments(q: Tensor, tiles: int, plan: Any) -> int:
+    """Pieces that the keys of a row are cut into, a block each: always two where bits may not depend on the batch.
+
+    Otherwise four where that leaves no row waiting, and one where rows fill whole waves of blocks: a wave of halves
+    takes 3/5 of one of whole rows, because of what the pieces tell each other.
+    """
     rows, heads, width = q.shape
-    if width != _WIDE or _capability(q.device) != (9, 0):
+    if width != _WIDE or _capability(q.device) != (9, 0) or (isinstance(plan, Plan) and plan.batch_invariant):
+        return 2
+    multiprocessors, groups = _multiprocessors(q.device), rows * -(-heads // _TILE)
+    if groups <= multiprocessors * 7 // 32 and tiles >= 4:  # more clusters of four do not find room at once
+        return 4
+    whole, halved = -(-groups // multiprocessors), -(-groups // (multiprocessors // 2))
+    return 1 if whole * 5 <= halved * 3 and tiles <= _MAX_TILES else 2
+
+
+def _decode_blocks(q: Tensor, segments: int) -> int:
+    """Blocks, or on Hopper clusters of ``segments`` blocks, that share the rows of a group of heads."""
+    rows, heads, width = q.shape
+    if width != _WIDE or _capability(q.device) != (9, 0) or segments > 2:
         return rows
-    return min(rows, max(1, _multiprocessors(q.device) // 2 // -(-heads // _TILE)))
+    return min(rows, max(1, _multiprocessors(q.device) // segments // -(-heads // _TILE)))
 
 
 def _launch_prefill(q: Tensor, *arguments: Any) -> None:
@@ -165,15 +184,16 @@ def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _decode_kernel(width: int, window: str, extra: str) -> Callable[..., None]:
+def _decode_kernel(width: int, window: str, extra: str, segments: int) -> Callable[..., None]:
     from deepinfer_cuda.tl.attention.decode import sparse_decode
 
-    return sparse_decode(width=width, window_format=window, extra_format=extra)
+    return sparse_decode(width=width, window_format=window, extra_format=extra, segments=segments)
 
 
 def _takes(
     q: Tensor,
     indices: Tensor,
+    scale: float,
     sink: Tensor | None,
     lengths: Tensor | None,
     round_probs: bool | None,
@@ -185,6 +205,7 @@ def _takes(
         and q.dtype is torch.bfloat16
         and q.dim() == 3
         and round_probs is not False
+        and scale > 0
         and (q.shape[2] == _WIDE or (q.shape[2] % 32 == 0 and q.shape[2] <= 256))
         and q.stride(2) == 1
         and q.stride(1) == q.shape[2]

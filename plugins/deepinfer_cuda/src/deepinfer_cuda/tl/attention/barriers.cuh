@@ -19,8 +19,27 @@ static __device__ __forceinline__ void bar_wait(Bar *b, int parity) {
   asm volatile("{\n .reg .pred p;\n AGAIN: mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n @p bra DONE;\n bra AGAIN;\n DONE:\n}" ::"r"(
                    at_shared(b)), "r"(parity) : "memory");
 }
+static __device__ __forceinline__ bool bar_there(Bar *b, int parity) {
+  unsigned there;
+  asm volatile("{\n .reg .pred p;\n mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
+               : "=r"(there) : "r"(at_shared(b)), "r"(parity) : "memory");
+  return there;
+}
 template <int THREADS> static __device__ __forceinline__ void meet(int id) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
+}
+// Whether `a` comes before `b`, or both are there: one answer for a warpgroup, by way of `told` and barrier `id`.
+static __device__ __forceinline__ bool comes_first(Bar *a, int a_parity, Bar *b, int b_parity, unsigned *told, int id) {
+  if ((threadIdx.x & 96) == 0) {
+    bool first = false, other = false;
+    while (!first && !other) {
+      first = __any_sync(0xffffffffu, bar_there(a, a_parity));
+      other = __any_sync(0xffffffffu, bar_there(b, b_parity));
+    }
+    if ((threadIdx.x & 31) == 0) *told = first;
+  }
+  meet<128>(id);
+  return *told;
 }
 // What this thread wrote to shared memory, made visible to matrix products.
 static __device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -38,15 +57,15 @@ static __device__ __forceinline__ unsigned over_there(const void *here, int rank
   return remote;
 }
 static __device__ __forceinline__ void arrive_at(unsigned bar) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
+  asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 // Writes to the other block that its barrier `bar` counts by their bytes.
 static __device__ __forceinline__ void send(unsigned to, float a, unsigned bar) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(a), "r"(bar) : "memory");
 }
-static __device__ __forceinline__ void send4(unsigned to, const float *v, unsigned bar) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to), "f"(v[0]),
-               "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(bar) : "memory");
+static __device__ __forceinline__ void send4(unsigned to, const unsigned *v, unsigned bar) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to), "r"(v[0]),
+               "r"(v[1]), "r"(v[2]), "r"(v[3]), "r"(bar) : "memory");
 }
 
 }  // namespace di

@@ -9,22 +9,23 @@ from deepinfer_cuda.tl.attention.hopper import hopper_decode
 from deepinfer_cuda.tl.attention.narrow import narrow_decode
 from deepinfer_cuda.tl.attention.places import entry_bytes
 from deepinfer_cuda.tl.attention.softmax import TILE, on_hopper
-from deepinfer_cuda.tl.attention.source import NARROW, PAIRS, WIDE
+from deepinfer_cuda.tl.attention.source import CACHED, NARROW, WIDE
 from deepinfer_cuda.tl.attention.wide_decode import wide_decode
 from deepinfer_cuda.tl.attention.workspace import WARPGROUP, WIDTH
 
 
 @kernel(
     cases=[
-        {"width": width, "window_format": "v41", "extra_format": extra}
-        for width in (WIDTH, 64)
+        {"width": width, "window_format": "v41", "extra_format": extra, "segments": segments}
+        for width, segments in ((WIDTH, 1), (WIDTH, 2), (WIDTH, 4), (64, 2))
         for extra in ("", "v41", "v41_fp4")
     ]
 )
-def sparse_decode(*, width: int, window_format: str, extra_format: str) -> Any:
+def sparse_decode(*, width: int, window_format: str, extra_format: str, segments: int) -> Any:
     """``window_format``, ``extra_format``: ``v41`` or ``v41_fp4``; "" where there is no extra cache.
 
-    ``blocks`` of its arguments: as many as rows, or on Hopper, where heads are wide, the pairs that share them.
+    ``segments``: blocks that share a row, one, two or four, on Hopper where heads are wide; otherwise not looked at.
+    ``blocks`` of its arguments: as many as rows, or, of one or two segments, as stay for several rows each.
     """
     rows, heads, q_stride, k1, k2 = (T.dynamic(n) for n in ("rows", "heads", "q_stride", "k1", "k2"))
     window_size, extra_size, lengths_size, extra_lengths_size, sink_size = (
@@ -33,14 +34,16 @@ def sparse_decode(*, width: int, window_format: str, extra_format: str) -> Any:
     sizes = {"window_bytes": entry_bytes(window_format, width), "extra_bytes": entry_bytes(extra_format, width)}
     formats = {"window_format": window_format, "extra_format": extra_format, "sizes": sizes}
     if width == WIDTH and on_hopper():
-        segments, threads, prelude = 2, 3 * WARPGROUP, PAIRS
-        attend = hopper_decode(heads, rows, k1, k2, q_stride, window_format=window_format, extra_format=extra_format)
+        pieces, threads, prelude = segments, 4 * WARPGROUP, CACHED
+        attend = hopper_decode(
+            heads, rows, k1, k2, q_stride, segments=segments, window_format=window_format, extra_format=extra_format
+        )
     elif width == WIDTH:
         # two blocks share a row with an extra cache: 64 rows of 640 keys then occupy all multiprocessors, evenly
-        segments, threads, prelude = 2 if extra_format else 1, 3 * WARPGROUP, WIDE
-        attend = wide_decode(heads, k1, k2, segments=segments, **formats)
+        pieces, threads, prelude = 2 if extra_format else 1, 3 * WARPGROUP, WIDE
+        attend = wide_decode(heads, k1, k2, segments=pieces, **formats)
     else:
-        segments, threads, prelude = 1, WARPGROUP, NARROW
+        pieces, threads, prelude = 1, WARPGROUP, NARROW
         attend = narrow_decode(heads, k1, k2, width=width, **formats)
 
     @T.prim_func
@@ -66,10 +69,10 @@ def sparse_decode(*, width: int, window_format: str, extra_format: str) -> Any:
         blocks: T.int32,
     ):
         with T.Kernel(
-            segments * T.ceildiv(heads, TILE),
+            pieces * T.ceildiv(heads, TILE),
             blocks,
             threads=threads,
-            cluster_dims=segments if segments > 1 else None,
+            cluster_dims=pieces if pieces > 1 else None,
             prelude=prelude,
         ) as (block, row):
             attend(

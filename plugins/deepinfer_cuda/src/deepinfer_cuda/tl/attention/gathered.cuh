@@ -28,7 +28,7 @@ static __device__ __forceinline__ void attend_gathered(void *room, const void *q
   const int tx = threadIdx.x, group = __shfl_sync(0xffffffffu, tx / 128, 0), t = tx & 127, head0 = blockIdx.y * 64;
   const int tiles = (k + 63) / 64, evens = (tiles + 1) / 2, odds = tiles / 2;
   if (tx == 0) {
-    w.begin();
+    w.begin(128);
     bar_init(&w.q_ready, 128);
     bar_init(&w.q_free, 8);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -63,7 +63,7 @@ static __device__ __forceinline__ void attend_gathered(void *room, const void *q
       for (int tile = 0; tile < tiles; ++tile) {
         const int which = tile & 1, use = turn * (which ? odds : evens) + tile / 2;
         const unsigned to = at_shared(w.k[which]) + swizzled(row_of_16, lane);
-        bar_wait(&w.empty[which], (use + 1) & 1);
+        for (int half = 0; half < 2; ++half) bar_wait(&w.empty[which][half], (use + 1) & 1);
         #pragma unroll
         for (int part = 0; part < 4; ++part) {
           int place = places[tile * 64 + part * 16 + row_of_16];
@@ -83,7 +83,7 @@ static __device__ __forceinline__ void attend_gathered(void *room, const void *q
     float o[128], m[2], f[2], total[2];
     bar_wait(&w.q_ready, turn & 1);
     publish();
-    attend_tiles<true>(w, turn, side, tiles, scale, o, m, total, [&] {
+    attend_tiles<false>(w, turn, side, tiles, scale, o, m, total, [&] {
       if ((t & 31) == 0) bar_arrive(&w.q_free);
     });
     #pragma unroll

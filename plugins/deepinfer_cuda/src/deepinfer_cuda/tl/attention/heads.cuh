@@ -31,15 +31,20 @@ static __device__ __forceinline__ void score(unsigned q, unsigned k, float *s) {
   tl::warpgroup_commit_batch();
   tl::warpgroup_fence_operand(s, 32);
 }
-// o += probabilities . 256 columns of the keys, under way.
-static __device__ __forceinline__ void weigh(unsigned p, unsigned k, float *o) {
+// o += probabilities . 256 columns of the keys, under way. HALVES: 128 columns an instruction, which asks for fewer registers.
+template <bool HALVES> static __device__ __forceinline__ void weigh(unsigned p, unsigned k, float *o) {
   constexpr auto BF16 = tl::DataType::kBFloat16, FP32 = tl::DataType::kFloat32;
+  constexpr int PARTS = HALVES ? 2 : 1;
   uint64_t a = by_rows(p), b = by_columns(k);
   tl::warpgroup_fence_operand(o, 128);
   tl::warpgroup_arrive();
   #pragma unroll
-  for (int i = 0; i < 4; ++i)
-    tl::wgmma_ss<BF16, BF16, FP32, 64, 256, 16, false, true, 1, 1>(a + (i * 32 >> 4), b + (i * 2048 >> 4), (uint32_t *)o, 1);
+  for (int i = 0; i < 4; ++i) {
+    #pragma unroll
+    for (int h = 0; h < PARTS; ++h)
+      tl::wgmma_ss<BF16, BF16, FP32, 64, 256 / PARTS, 16, false, true, 1, 1>(a + (i * 32 >> 4), b + (i * 2048 + h * 16384 >> 4),
+                                                                               (uint32_t *)(o + 64 * h), 1);
+  }
   tl::warpgroup_commit_batch();
   tl::warpgroup_fence_operand(o, 128);
 }
@@ -55,13 +60,11 @@ static __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(0xffffffffu, x, 1);
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
-// Scores to probabilities in `p`, the maximum beside them. Bits of `low` and `high` say which of the 64 keys there are; m is
-// the running maximum, f what sums of earlier tiles are multiplied by, total the sum of this warpgroup's tiles.
-static __device__ __forceinline__ void soften(float *s, unsigned low, unsigned high, float scale, float *m, float *f, float *total,
-                                              unsigned p, float *top) {
+// Scores to probabilities in `p`, the maximum beside them, and `ready` told. Bits of `low` and `high` say which of the 64 keys
+// there are; m is the running maximum, f what sums of earlier tiles are multiplied by; `scale` is above zero.
+static __device__ __forceinline__ void soften(float *s, unsigned low, unsigned high, float scale, float *m, float *f, unsigned p,
+                                              float *top, Bar *ready) {
   int lane = threadIdx.x & 31;
-  #pragma unroll
-  for (int i = 0; i < 32; ++i) s[i] *= scale;
   if ((low & high) != 0xffffffffu) {
     low >>= 2 * (lane & 3);
     high >>= 2 * (lane & 3);
@@ -75,11 +78,12 @@ static __device__ __forceinline__ void soften(float *s, unsigned low, unsigned h
     float y = s[2 * h];
     #pragma unroll
     for (int b = 0; b < 8; ++b) y = fmaxf(y, fmaxf(s[4 * b + 2 * h], s[4 * b + 2 * h + 1]));
-    m[h] = fmaxf(x, quad_max(y));
+    y = quad_max(y) * scale;
+    m[h] = fmaxf(x, y);  // the true one, as the reference: with another, probabilities would be rounded elsewhere
     f[h] = exp2_fast(x - m[h]);
   }
   #pragma unroll
-  for (int i = 0; i < 32; ++i) s[i] = exp2_fast(s[i] - m[i >> 1 & 1]);
+  for (int i = 0; i < 32; ++i) s[i] = exp2_fast(fmaf(s[i], scale, -m[i >> 1 & 1]));
   unsigned row = (threadIdx.x & 127) / 32 * 16 + (lane & 15);
   #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -93,6 +97,11 @@ static __device__ __forceinline__ void soften(float *s, unsigned low, unsigned h
     top[first_head()] = m[0];
     top[first_head() + 8] = m[1];
   }
+  publish();
+  bar_arrive(ready);
+}
+// The sum of the probabilities that `soften` left in s, when nobody waits any more.
+static __device__ __forceinline__ void add_up(const float *s, const float *f, float *total) {
   #pragma unroll
   for (int h = 0; h < 2; ++h) {
     float x = s[2 * h] + s[2 * h + 1];
@@ -116,9 +125,13 @@ static __device__ __forceinline__ void rescale(float *o, const float *f) {
   for (int i = 0; i < 128; ++i) o[i] *= f[i >> 1 & 1];
 }
 
-// 64 accumulators of a thread, 128 columns, to bf16 rows of which `rows` exist. Four lanes hold two columns each of a block of
+static __device__ __forceinline__ void rescale_if(float *o, const float *f) {
+  if (__any_sync(0xffffffffu, f[0] != 1.f || f[1] != 1.f)) rescale(o, f);
+}
+
+// 16 * GROUPS accumulators of a thread to bf16 rows of which `rows` exist. Four lanes hold two columns each of a block of
 // eight: they trade until each has a block, and store 16 bytes, 64 in a row. SPREAD: columns stand in the order of expand.cuh.
-template <bool SPREAD>
+template <bool SPREAD, int GROUPS = 4>
 static __device__ __forceinline__ void store_columns(const float *o, __nv_bfloat16 *out, int stride, int rows) {
   int lane = threadIdx.x & 3;
   #pragma unroll
@@ -126,7 +139,7 @@ static __device__ __forceinline__ void store_columns(const float *o, __nv_bfloat
     int row = first_head() + 8 * half;
     uint4 *to = reinterpret_cast<uint4 *>(out + (long long)row * stride) + lane;
     #pragma unroll
-    for (int group = 0; group < 4; ++group) {
+    for (int group = 0; group < GROUPS; ++group) {
       unsigned w[4];
       #pragma unroll
       for (int b = 0; b < 4; ++b)

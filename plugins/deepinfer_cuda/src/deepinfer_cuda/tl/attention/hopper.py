@@ -1,4 +1,4 @@
-"""Attention at head width 512 on Hopper: the calls of ``pairs.cuh`` and ``gathered.cuh``, which have what a block does.
+"""Attention at head width 512 on Hopper: calls of ``cached.cuh`` and ``gathered.cuh``, which have what a block does.
 
 These are CUDA text and not TileLang: one copy of the code for both warpgroups that multiply, named barriers where two
 warpgroups take different ways through it, accumulators under way across branches, writes to the neighbour that its
@@ -15,7 +15,7 @@ _ENTRY = {"v41": "di::V41", "v41_fp4": "di::V41Fp4"}
 
 
 def hopper_decode(
-    heads: Any, rows: Any, k1: Any, k2: Any, q_stride: Any, *, window_format: str, extra_format: str
+    heads: Any, rows: Any, k1: Any, k2: Any, q_stride: Any, *, segments: int, window_format: str, extra_format: str
 ) -> Any:
     """A macro: what one of the blocks does that share the rows of a group of heads."""
     first, other = _ENTRY[window_format], _ENTRY[extra_format or window_format]
@@ -29,11 +29,12 @@ def hopper_decode(
         T.pdl_sync()
         T.pdl_trigger()
         T.call_extern(
-            "handle", f"di::attend<{first}, {other}, {ROOM_BYTES}>", T.address_of(room[0]), T.address_of(q[0, 0, 0]),
-            T.address_of(window[0]), T.address_of(extra[0]), T.address_of(idx[0, 0]), T.address_of(lengths[0]),
-            T.address_of(extra_idx[0, 0]), T.address_of(extra_lengths[0]), T.address_of(sink[0]),
-            T.address_of(out[0, 0, 0]), T.address_of(lse[0, 0]), rows, heads, k1, k2, window_page, window_stride,
-            extra_page, extra_stride, has_lengths, has_extra_lengths, has_sink, q_stride, scale,
+            "handle", f"di::attend<{first}, {other}, {segments}, {ROOM_BYTES}>", T.address_of(room[0]),
+            T.address_of(q[0, 0, 0]), T.address_of(window[0]), T.address_of(extra[0]), T.address_of(idx[0, 0]),
+            T.address_of(lengths[0]), T.address_of(extra_idx[0, 0]), T.address_of(extra_lengths[0]),
+            T.address_of(sink[0]), T.address_of(out[0, 0, 0]), T.address_of(lse[0, 0]), rows, heads, k1, k2,
+            window_page, window_stride, extra_page, extra_stride, has_lengths, has_extra_lengths, has_sink, q_stride,
+            scale,
         )  # fmt: skip
 
     return attend

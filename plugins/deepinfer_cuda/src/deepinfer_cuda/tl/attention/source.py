@@ -14,4 +14,6 @@ def _text(name: str) -> str:
 NARROW = NUMBERS + _text("wide.cuh")
 WIDE = _text("entries.cuh") + _text("wide.cuh")
 _HOPPER = ("entries.cuh", "wide.cuh", "barriers.cuh", "expand.cuh", "heads.cuh", "tiles.cuh")
-PAIRS, GATHERED = ("".join(map(_text, (*_HOPPER, name))) for name in ("pairs.cuh", "gathered.cuh"))
+CACHED, GATHERED = (
+    "".join(map(_text, (*_HOPPER, *names))) for names in (("shares.cuh", "cached.cuh"), ("gathered.cuh",))
+)
