@@ -193,11 +193,15 @@ def test_out_file_gets_the_records_and_standard_output_nothing(run: Run, tmp_pat
     assert [row["text"].encode() for row in records(target.read_bytes())] == [answer("a", 6), answer("b", 6)]
 
 
-@pytest.mark.parametrize(("name", "written"), [("/dev/null", False), ("/dev/stdout", True)])
-def test_out_that_is_no_regular_file_is_written_as_it_is(run: Run, name: str, written: bool) -> None:
+@pytest.mark.parametrize(("name", "written"), [("/dev/null", False), ("/dev/stdout", True), ("-", True)])
+def test_out_that_is_no_regular_file_is_written_as_it_is(
+    run: Run, name: str, written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     status, out, _ = run("a", *GREEDY, "--out", name)
     assert status == 0
     assert bool(out) is written
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_out_that_is_full_is_an_output_error(run: Run) -> None:

@@ -140,6 +140,12 @@ def test_unknown_name_gets_the_nearest_one() -> None:
     assert caught.value.remedy == "did you mean 'temperature'?"
 
 
+def test_beginning_of_a_name_gets_the_shortest_one_that_it_begins() -> None:
+    with pytest.raises(InvalidParameter, match="unknown sampling parameter 'temp'") as caught:
+        SamplingParams().updated({"temp": 0})
+    assert caught.value.remedy == "did you mean 'temperature'?"
+
+
 def test_updated_checks_the_values() -> None:
     assert SamplingParams().updated({"max_tokens": 5}).max_tokens == 5
     with pytest.raises(InvalidParameter, match="top_p is 7"):

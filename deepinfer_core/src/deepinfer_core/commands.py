@@ -14,7 +14,8 @@ standard error, and what is wrong is raised before weights are read.
 
 A command that generates takes the options of ``deepinfer generate`` with ``sampling_options`` and
 ``setting_options(*ENGINE_SETTINGS)``; ``given_sampling(context)`` has the sampling fields. ``json_line`` makes a line
-of JSON lines, ``Progress`` shows on a terminal how far it is.
+of JSON lines, ``Progress`` shows on a terminal how far it is, and an option with the callback ``output_file`` takes
+``-`` for standard output.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from deepinfer_core.cli.chat_options import given_chat, thinking_options
 from deepinfer_core.cli.generate import SETTINGS as ENGINE_SETTINGS
 from deepinfer_core.cli.generate import load_llm
 from deepinfer_core.cli.json_lines import json_line
+from deepinfer_core.cli.output_file import output_file
 from deepinfer_core.cli.progress import Progress
 from deepinfer_core.cli.sampling_options import given_sampling, sampling_options
 from deepinfer_core.cli.state import CommandState, common_options, setting_options
@@ -36,6 +38,7 @@ __all__ = [
     "given_sampling",
     "json_line",
     "load_llm",
+    "output_file",
     "sampling_options",
     "setting_options",
     "thinking_options",

@@ -75,8 +75,15 @@ def setting(default: Any, help: str, *, kind: Kind, **declared: Any) -> Any:
     return attrs.field(default=default, metadata={"setting": declaration}, kw_only=True)
 
 
+SHORTEST_BEGINNING = 4
+"""Shorter ones begin too much."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that ``name`` is most likely a misspelling of; ties go to the first in sorted order."""
+    """The known name that ``name`` begins, or is most likely a misspelling of; ties go to the first in sorted order."""
+    begun = [one for one in sorted(known) if one.startswith(name)] if len(name) >= SHORTEST_BEGINNING else []
+    if begun:
+        return min(begun, key=len)
     found = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
     return found[0] if found else None
 

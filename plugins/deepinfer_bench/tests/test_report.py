@@ -6,6 +6,7 @@ import copy
 import csv
 import json
 import sys
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -14,6 +15,7 @@ from bench_reports import FACTS, point, whole
 from deepinfer_bench import plots
 from deepinfer_bench.point import Plan
 from deepinfer_bench.report import COLUMNS, as_csv, as_json, as_text, report, schema, write
+from deepinfer_bench.session import check_outputs
 from deepinfer_bench.sweep import failed_point
 from deepinfer_bench.workload import Shape
 from deepinfer_core.errors import EngineError, LibraryMissing, OutputError
@@ -120,3 +122,15 @@ def test_pictures_without_matplotlib_name_the_extra(monkeypatch):
     with pytest.raises(LibraryMissing) as caught:
         plots.require_matplotlib()
     assert caught.value.remedy == "pip install 'deepinfer-bench[plots]', or leave --plots out"
+
+
+def test_device_is_no_file_that_is_replaced_in_its_folder(monkeypatch, tmp_path):
+    """/dev belongs to root, and everybody writes to what is in it."""
+    (tmp_path / "link").symlink_to("/dev/null")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "to-mine").symlink_to(tmp_path / "mine" / "report.json")
+    monkeypatch.setattr("os.access", lambda folder, mode: str(folder) == str(tmp_path / "mine"))
+    check_outputs(Path("/dev/null"), tmp_path / "to-mine", None)
+    check_outputs(tmp_path / "link", tmp_path / "mine" / "table.csv", None)
+    with pytest.raises(OutputError, match="cannot write"):
+        check_outputs(tmp_path / "new", None, None)

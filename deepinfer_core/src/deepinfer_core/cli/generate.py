@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal
 import click
 
 from deepinfer_core.cli.chat_options import thinking_options, tool_options
+from deepinfer_core.cli.output_file import output_file
 from deepinfer_core.cli.sampling_options import DEFAULT_MAX_TOKENS, given_sampling, sampling_options
 from deepinfer_core.cli.state import CommandState, common_options, setting_options, text_of
 from deepinfer_core.errors import EXIT_OK, EXIT_SOME_FAILED, CommandUsageError, InvalidInputFile, OutputError
@@ -97,7 +98,12 @@ SETTINGS = (
 @click.option(
     "--messages", metavar="FILE", help="Conversations, one JSON object with messages per line, - for standard input."
 )
-@click.option("--out", metavar="FILE", help="Write results there, as JSON lines, each as soon as it is complete.")
+@click.option(
+    "--out",
+    metavar="FILE",
+    callback=output_file,
+    help="Write results there, as JSON lines, each as soon as it is complete; - for standard output.",
+)
 @click.option(
     "--stream/--no-stream", default=None, help="Write text as it comes; the default for one prompt on a terminal."
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 import attrs
 import click
 
+from deepinfer_core.cli.output_file import output_file
 from deepinfer_core.cli.state import CommandState, common_options
 from deepinfer_core.cli.streams import unwritable
 from deepinfer_core.errors import OutputError
@@ -18,10 +19,10 @@ from deepinfer_core.whole_file import write_whole
 
 @click.command("lock")
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-@click.option("--out", metavar="FILE", type=click.Path(path_type=Path), help="File to write; standard output without.")
+@click.option("--out", metavar="FILE", callback=output_file, help="File to write; standard output without.")
 @common_options
 @click.pass_obj
-def lock(state: CommandState, names: tuple[str, ...], out: Path | None) -> None:
+def lock(state: CommandState, names: tuple[str, ...], out: str | None) -> None:
     """Write the lock of the plugins called NAME, or of all that can be used.
 
     For each: kind, name, distribution, version, entry point, SHA-256 of its manifest, plugin API and contracts. A run
@@ -45,7 +46,7 @@ def lock(state: CommandState, names: tuple[str, ...], out: Path | None) -> None:
         click.echo(text, nl=False)
         return
     try:
-        write_whole(out, text)
+        write_whole(Path(out), text)
     except OSError as exc:
         if isinstance(exc, FileNotFoundError | NotADirectoryError | IsADirectoryError):
             raise OutputError(

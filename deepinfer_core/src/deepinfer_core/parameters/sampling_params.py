@@ -6,7 +6,6 @@ release does not have stay in the signature, so that asking for one is refused b
 
 from __future__ import annotations
 
-import difflib
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Self
@@ -18,6 +17,7 @@ from deepinfer_core.parameters import logit_params, named_parts
 from deepinfer_core.parameters.logit_params import LogprobsMode
 from deepinfer_core.parameters.named_parts import NamedPart
 from deepinfer_core.parameters.values import INT32_MAX, as_float, as_int, as_switch, refuse, single
+from deepinfer_core.settings import nearest
 from deepinfer_core.structured import forms
 from deepinfer_core.structured.forms import StructuredOutput
 from deepinfer_core.types import REPLAY_MODES, ReplayModeName
@@ -280,8 +280,8 @@ class SamplingParams:
             return self
         for name in changes:
             if name not in NAMES:
-                close = difflib.get_close_matches(name, NAMES, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else "known fields: " + ", ".join(NAMES)
+                close = nearest(name, NAMES)
+                hint = f"did you mean {close!r}?" if close else "known fields: " + ", ".join(NAMES)
                 raise InvalidParameter(
                     f"unknown sampling parameter {name!r}", remedy=hint, details={"field": name, "allowed": list(NAMES)}
                 )

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from deepinfer_core.commands import CommandState, common_options, json_line, setting_options
+from deepinfer_core.commands import CommandState, common_options, json_line, output_file, setting_options
 from deepinfer_core.errors import EXIT_OK, EXIT_SOME_FAILED
 from deepinfer_core.parameters.values import refuse
 
@@ -90,8 +90,8 @@ def _common(function: F) -> F:
 def _outputs(function: F) -> F:
     for decorate in (
         click.option("--plots", metavar="DIR", help="Draw pictures into a folder; needs deepinfer-bench[plots]."),
-        click.option("--csv", "table", metavar="FILE", help="Write the figures as a table."),
-        click.option("--out", metavar="FILE", help="Write the whole report, as JSON."),
+        click.option("--csv", "table", metavar="FILE", callback=output_file, help="Write the figures as a table."),
+        click.option("--out", metavar="FILE", callback=output_file, help="Write the whole report, as JSON."),
         click.option(
             "--profile/--no-profile", default=True, help="Run a few steps more under the profiler, at the end."
         ),

@@ -136,8 +136,8 @@ def check_outputs(out: Path | None, table: Path | None, plots: Path | None) -> N
     for path in (out, table):
         if path is not None and os.path.isdir(path):
             raise OutputError(f"cannot write {path}", reason="it is a folder", remedy="give the path of a file")
-        if path is not None:
-            _require_writable(path, path.parent, "give the path of a file in a folder of yours")
+        if path is not None and (os.path.isfile(path) or not os.path.exists(path)):  # a device is not replaced
+            _require_writable(path, Path(os.path.realpath(path)).parent, "give the path of a file in a folder of yours")
     if out is not None and table is not None and os.path.realpath(out) == os.path.realpath(table):
         raise CommandUsageError(f"--out and --csv are both {out}", remedy="give each a file of its own")
     if plots is not None:  # which is made, with those above it

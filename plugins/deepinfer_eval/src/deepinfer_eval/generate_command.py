@@ -17,6 +17,7 @@ from deepinfer_core.commands import (
     given_sampling,
     json_line,
     load_llm,
+    output_file,
     sampling_options,
     setting_options,
     thinking_options,
@@ -42,7 +43,13 @@ NOT_KEPT = ("logprobs", "top_logprobs", "prompt_logprobs", "forced_token_ids")
 
 @click.command("generate")
 @click.argument("dataset", metavar="DATASET")
-@click.option("--out", metavar="FILE", required=True, help="The file of answers; what it has is not asked for again.")
+@click.option(
+    "--out",
+    metavar="FILE",
+    callback=output_file,
+    required=True,
+    help="The file of answers; what it has is not asked for again.",
+)
 @click.option("--scorer", metavar="NAME", help="Check the expected answers first; eval score then takes this scorer.")
 @click.option("--scorer-params", metavar="JSON", help="Parameters of the scorer, as an object.")
 @click.option("--template", metavar="FILE", help=f"The prompt: a text in which {PLACE} stands for the question.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from deepinfer_core.commands import CommandState, common_options, json_line
+from deepinfer_core.commands import CommandState, common_options, json_line, output_file
 from deepinfer_core.errors import EXIT_OK, EXIT_SOME_FAILED, CommandUsageError, InvalidInputFile, OutputError
 from deepinfer_core.parameters.values import refuse
 from deepinfer_core.plugins.emulation import BANNER
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 @click.option("--scorer", metavar="NAME", help="In place of the one that the file names; items keep their own.")
 @click.option("--scorer-params", metavar="JSON", help="Parameters of the scorer, as an object.")
 @click.option("--confidence", type=float, default=0.95, help="Of the interval; default 0.95.")
-@click.option("--out", metavar="FILE", help="Write the verdict on each answer there, as JSON lines.")
+@click.option(
+    "--out", metavar="FILE", callback=output_file, help="Write the verdict on each answer there, as JSON lines."
+)
 @common_options
 @click.pass_obj
 def score(
