@@ -129,7 +129,7 @@ class Decode:
     [
         ("small", 11, 32, 16), ("small", 1, 1, 1), ("small", 6, 130, 77), ("released", 11, 128, 512),
         ("released", 1, 1, 1), ("released", 6, 65, 129), ("released", 5, 128, 1100), ("released", 150, 64, 63),
-        ("released", 140, 128, 512),
+        ("released", 140, 128, 512), ("released", 100, 128, 200), ("released", 300, 64, 63),
         ("two blocks of heads", 5, 128, 512), ("few wide heads", 5, 128, 200),
     ],
 )  # fmt: skip

@@ -129,6 +129,7 @@ static __device__ __forceinline__ void attend_rows(void *room, const Arguments &
     #pragma unroll 1
     for (int row = blockIdx.y; row < a.rows; row += gridDim.y, ++turn) {
       if (turn) {
+        if (turn == 1 && tiles == 2) bar_wait(&w.full[1], 0);  // with more tiles, theirs were asked for long ago
         meet<256>(2);  // nobody reads the places of the row before any more
         locate<First, Other, N>(w, a, row, first_tile, tiles, split, t2, 256, w.present[turn & 3], [] {});
         meet<256>(2);
