@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
@@ -144,3 +145,22 @@ def test_unknown_scorer_is_refused_with_the_known_names() -> None:
     with pytest.raises(PluginMissing) as caught:
         deepinfer_scorer_create("judge", {})
     assert caught.value.reason == "it provides: exact_match, multiple_choice, numeric, regex"
+
+
+@pytest.mark.timeout(0)  # it has the process's timer, which the limit leaves alone
+@pytest.mark.parametrize(
+    ("name", "expected", "params"),
+    [("regex", r"(a+)+$", {}), ("regex", r"(a+)+", {"whole": True}), ("exact_match", "a", {"extract": r"(a+)+$"})],
+)
+def test_expression_without_an_end_is_ended_and_named(
+    name: str, expected: str, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deepinfer_eval.scorers.matching.LIMIT_S", 0.1)
+    handler = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(
+        InvalidParameter, match=r"the expression '\(a\+\)\+\$?' was not done with an answer after 0.1 s"
+    ):
+        judged(name, "a" * 60 + "b", expected, **params)
+    assert signal.getsignal(signal.SIGALRM) is handler
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert judged("regex", "aaa", r"(a+)+$") == (True, "aaa")

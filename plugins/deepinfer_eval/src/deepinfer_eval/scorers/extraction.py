@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import TypeVar
 
+from deepinfer_eval.scorers.matching import limited
+
 T = TypeVar("T")
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _SAID = re.compile(r"answer\s*(?:\*\*)?\s*(?:is|:|=)\s*(?:\*\*)?\s*:?", re.IGNORECASE)
@@ -21,7 +23,8 @@ def last(found: Iterable[T]) -> T | None:
 
 def extracted(text: str, pattern: re.Pattern[str]) -> str | None:
     """The last match of ``pattern``: its group where it has one."""
-    match = last(pattern.finditer(text))
+    with limited(pattern):
+        match = last(pattern.finditer(text))
     return None if match is None else match[pattern.groups]
 
 

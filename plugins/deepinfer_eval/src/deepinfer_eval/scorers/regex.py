@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from deepinfer_core.types import Score, ScoreExample
+from deepinfer_eval.scorers.matching import limited
 from deepinfer_eval.scorers.parameters import Parameters, compiled, wrong_answer
 
 
@@ -29,7 +30,8 @@ class Regex:
 
     def score(self, text: str, expected: Any) -> Score:
         pattern = _pattern(expected, self._flags)
-        match = pattern.fullmatch(text.strip()) if self._whole else pattern.search(text)
+        with limited(pattern):
+            match = pattern.fullmatch(text.strip()) if self._whole else pattern.search(text)
         return Score(match is not None, None if match is None else match[0])
 
     def examples(self) -> Sequence[ScoreExample]:
