@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,6 +60,32 @@ def test_line_without_an_end_ends_the_reading(pipe: tuple[LineReader, int], monk
     with pytest.raises(InvalidInputFile, match="standard input has a line without an end"):
         list(reader)
     assert list(reader) == [b"00000\n"]  # what came before it is not lost
+
+
+def test_pipe_that_nobody_writes_to_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    monkeypatch.setattr(lines, "TOLD_AFTER_S", 0.05)
+
+    def write_late() -> None:
+        time.sleep(0.5)
+        path.write_bytes(b"one\n")
+
+    writer = threading.Thread(target=write_late)
+    writer.start()
+    with lines.told_if_it_waits(path), path.open("rb") as stream:
+        assert stream.read() == b"one\n"
+    writer.join()
+    assert capsys.readouterr().err == f"deepinfer: waiting for somebody to write to the pipe {path}\n"
+
+
+def test_file_is_opened_without_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_bytes(b"one\n")
+    with lines.told_if_it_waits(tmp_path / "file"):
+        assert (tmp_path / "file").read_bytes() == b"one\n"
+    assert capsys.readouterr().err == ""
 
 
 def test_descriptor_that_cannot_be_read_is_an_input_error(tmp_path: Path) -> None:

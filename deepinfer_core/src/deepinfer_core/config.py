@@ -76,7 +76,13 @@ class EngineConfig:
         "released", "Rounding as released, or exact (fp32).", kind="text", choices=("released", "exact")
     )
     cache_formats: bool = setting(True, "Store caches in the model's quantised formats.", kind="boolean")
-    max_model_len: int | None = setting(None, "Longest sequence, in tokens.", kind="integer", minimum=1, maximum=2**27)
+    max_model_len: int | None = setting(
+        None,
+        "Longest sequence, in tokens; an answer's last token, which no step runs, is not counted.",
+        kind="integer",
+        minimum=1,
+        maximum=2**27,
+    )
     max_num_seqs: int = setting(256, "Most sequences in one step.", kind="integer", minimum=1, maximum=65536)
     max_num_batched_tokens: int | None = setting(
         None, "Most tokens in one step.", kind="integer", minimum=1, maximum=2**24

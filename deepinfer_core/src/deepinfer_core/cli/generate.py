@@ -213,7 +213,7 @@ def _lines(stack: ExitStack, source: str | None) -> Iterable[bytes]:
     """The lines of the prompts file; none for prompts that are arguments."""
     if source is None:
         return ()
-    from deepinfer_core.cli.lines import LineReader
+    from deepinfer_core.cli.lines import LineReader, told_if_it_waits
 
     if source == "-":
         try:
@@ -221,7 +221,8 @@ def _lines(stack: ExitStack, source: str | None) -> Iterable[bytes]:
         except OSError:  # a stream in memory
             return sys.stdin.buffer
     try:
-        opened = stack.enter_context(Path(source).open("rb", buffering=0))  # noqa: SIM115  # the stack closes it
+        with told_if_it_waits(Path(source)):
+            opened = stack.enter_context(Path(source).open("rb", buffering=0))  # noqa: SIM115  # the stack closes it
     except OSError as err:
         raise InvalidInputFile(
             f"cannot read the prompts file {source}",

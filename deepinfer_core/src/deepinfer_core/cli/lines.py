@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 import select
+import sys
+import threading
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from deepinfer_core.errors import InvalidInputFile
 from deepinfer_core.requests.prompts import MAX_LINE_BYTES
@@ -13,6 +18,25 @@ CHUNK_BYTES = 1 << 16
 
 MOST_SKIPPED_BYTES = 1 << 30
 """How far the end of a line that is too long is looked for: a device such as /dev/zero has none."""
+
+
+TOLD_AFTER_S = 2.0
+
+
+@contextmanager
+def told_if_it_waits(path: Path) -> Iterator[None]:
+    """While ``path`` is opened: a pipe without a writer is waited for, which standard error then says."""
+    if not path.is_fifo():
+        yield
+        return
+    text = f"deepinfer: waiting for somebody to write to the pipe {path}\n"
+    timer = threading.Timer(TOLD_AFTER_S, sys.stderr.write, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class LineReader:
