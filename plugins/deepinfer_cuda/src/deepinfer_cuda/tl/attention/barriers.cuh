@@ -19,27 +19,8 @@ static __device__ __forceinline__ void bar_wait(Bar *b, int parity) {
   asm volatile("{\n .reg .pred p;\n AGAIN: mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n @p bra DONE;\n bra AGAIN;\n DONE:\n}" ::"r"(
                    at_shared(b)), "r"(parity) : "memory");
 }
-static __device__ __forceinline__ bool bar_there(Bar *b, int parity) {
-  unsigned there;
-  asm volatile("{\n .reg .pred p;\n mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
-               : "=r"(there) : "r"(at_shared(b)), "r"(parity) : "memory");
-  return there;
-}
 template <int THREADS> static __device__ __forceinline__ void meet(int id) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
-}
-// Whether `a` comes before `b`, or both are there: one answer for a warpgroup, by way of `told` and barrier `id`.
-static __device__ __forceinline__ bool comes_first(Bar *a, int a_parity, Bar *b, int b_parity, unsigned *told, int id) {
-  if ((threadIdx.x & 96) == 0) {
-    bool first = false, other = false;
-    while (!first && !other) {
-      first = __any_sync(0xffffffffu, bar_there(a, a_parity));
-      other = __any_sync(0xffffffffu, bar_there(b, b_parity));
-    }
-    if ((threadIdx.x & 31) == 0) *told = first;
-  }
-  meet<128>(id);
-  return *told;
 }
 // What this thread wrote to shared memory, made visible to matrix products.
 static __device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

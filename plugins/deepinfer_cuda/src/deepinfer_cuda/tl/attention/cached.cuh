@@ -37,23 +37,22 @@ static __device__ __forceinline__ void locate(Room<N> &w, const Arguments &a, in
     if ((threadIdx.x & 31) == 0) present[i >> 5] = marks;
   }
 }
-// Half of the keys of tiles `number` up to `end`, of one format; the first row's second tile comes from others. `begun` is called when
-// the first entry is on its way, `foresee` with tiles whose entries may set out for the second-level cache.
-template <class Entry, int N, class Begun, class Foresee>
-static __device__ __forceinline__ void bring(Room<N> &w, Stream &stream, int &number, int end, int turn, int tiles, int key, Begun begun,
-                                             Foresee foresee) {
+// Half of the keys of tiles `number` up to `end`, of one format. `foresee` is called with tiles whose entries may set out for the
+// second-level cache.
+template <class Entry, int N, class Foresee>
+static __device__ __forceinline__ void bring(Room<N> &w, Stream &stream, int &number, int end, int turn, int tiles, int key, Foresee foresee) {
   if (number >= end) return;
   stream.begin<Entry>(w.places[number * 64 + key]);
-  begun();
+  foresee(number + 1);
+  foresee(number + 2);
   #pragma unroll 1
-  while (number < end) {
-    const int which = number & 1, use = turn * ((tiles + 1 - which) / 2) + number / 2, next = number + (turn + number ? 1 : 2);
-    const long long at = next < end ? w.places[next * 64 + key] : -1;
-    foresee(next + 2);
+  for (; number < end; ++number) {
+    const int which = number & 1, use = turn * ((tiles + 1 - which) / 2) + number / 2;
+    const long long next = number + 1 < end ? w.places[number * 64 + 64 + key] : -1;
+    foresee(number + 3);
     bar_wait(&w.empty[which][0], (use + 1) & 1);
-    stream.expand<Entry>(at_shared(w.k[which]), key, at, [&] { bar_wait(&w.empty[which][1], (use + 1) & 1); });
+    stream.expand<Entry>(at_shared(w.k[which]), key, next, [&] { bar_wait(&w.empty[which][1], (use + 1) & 1); });
     bar_arrive(&w.full[which]);
-    number = next;
   }
 }
 
@@ -118,10 +117,31 @@ static __device__ __forceinline__ void attend_rows(void *room, const Arguments &
   locate<First, Other, N>(w, a, blockIdx.y, first_tile, tiles, split, tx, 512, w.present[0], queries);
   queries();  // of those who had nothing to locate
   __syncthreads();
-  // Two warpgroups bring half of the keys of each tile; the first row's second tile comes from the two others, which wait for it.
-  // (By a shuffle, or the compiler would read the thread's number again and again, which takes long.)
+  // Two warpgroups bring half of the keys of each tile; the first row's second tile comes from the two others, which wait for it, and by
+  // the same code as the first, which has to be fetched before anything hides that. The thread's number goes
+  // through a shuffle, or it would be read from its special register again and again, which takes long.
   const int place = __shfl_sync(0xffffffffu, tx & 255, tx & 31), key = (place & 128) / 4 + (place & 127) / 4;
   Stream stream(place & 3);
+  // By lines, each lane one: bulk requests take uniform registers, so that a warp would make them one lane after the other.
+  auto foresee = [&](int tile) {
+    if (tile >= tiles) return;
+    const long long entry = w.places[tile * 64 + key];
+    if (!alike<First, Other> && tile < split) stream.foresee<First>(entry);
+    else stream.foresee<Other>(entry);
+  };
+  const int side = group & 1, one = group < 2 ? 1 : 0;
+  const unsigned q = at_shared(w.q);
+  const bool first_format = !alike<First, Other> && one < split;
+  const long long at = one < tiles ? w.places[one * 64 + key] : -1;
+  if (first_format) stream.begin<First>(at);
+  else stream.begin<Other>(at);
+  if (group < 2) turn_queries(q, side, t);
+  if (one < tiles) {
+    if (first_format) stream.expand<First>(at_shared(w.k[one]), key, -1, [] {});
+    else stream.expand<Other>(at_shared(w.k[one]), key, -1, [] {});
+    bar_arrive(&w.full[one]);
+  }
+  if (N > 1) cluster_ready();
   if (group >= 2) {
     tl::warpgroup_reg_dealloc<64>();
     const int t2 = tx - 256;
@@ -134,41 +154,16 @@ static __device__ __forceinline__ void attend_rows(void *room, const Arguments &
         locate<First, Other, N>(w, a, row, first_tile, tiles, split, t2, 256, w.present[turn & 3], [] {});
         meet<256>(2);
       }
-      int number = 0;
-      // By lines, each lane one: bulk requests take uniform registers, so that a warp would make them one lane after the other.
-      auto foresee = [&](int tile) {
-        if (tile >= tiles) return;
-        const long long place = w.places[tile * 64 + key];
-        if (!alike<First, Other> && tile < split) stream.foresee<First>(place);
-        else stream.foresee<Other>(place);
-      };
-      auto begun = [&] {
-        if (number) return;
-        foresee(turn ? 1 : 2);
-        foresee(turn ? 2 : 3);
-        ask_queries(a, row + gridDim.y, head0, t2);
-      };
-      if (N > 1 && turn == 0) cluster_ready();
-      if (!alike<First, Other>) bring<First>(w, stream, number, min(split, tiles), turn, tiles, key, begun, foresee);
-      bring<Other>(w, stream, number, tiles, turn, tiles, key, begun, foresee);
+      int number = turn ? 0 : 2;
+      if (!alike<First, Other>) bring<First>(w, stream, number, min(split, tiles), turn, tiles, key, foresee);
+      bring<Other>(w, stream, number, tiles, turn, tiles, key, foresee);
+      ask_queries(a, row + gridDim.y, head0, t2);
     }
     return;
   }
   tl::warpgroup_reg_alloc<192>();
-  const int side = group, head = first_head();
-  const unsigned q = at_shared(w.q);
-  const bool first_format = !alike<First, Other> && split > 1;
-  const long long at = tiles > 1 ? w.places[64 + key] : -1;
-  if (first_format) stream.begin<First>(at);
-  else stream.begin<Other>(at);
-  turn_queries(q, side, t);
+  const int head = first_head();
   publish();
-  if (tiles > 1) {
-    if (first_format) stream.expand<First>(at_shared(w.k[1]), key, -1, [] {});
-    else stream.expand<Other>(at_shared(w.k[1]), key, -1, [] {});
-    bar_arrive(&w.full[1]);
-  }
-  if (N > 1) cluster_ready();
   int turn = 0;
   #pragma unroll 1
   for (int row = blockIdx.y; row < a.rows; row += gridDim.y, ++turn) {
@@ -178,7 +173,7 @@ static __device__ __forceinline__ void attend_rows(void *room, const Arguments &
     }
     meet<256>(1);
     float o[128], m[2], total[2];
-    attend_steps<true>(w, turn, side, tiles, a.scale, o, m, total, [&] {
+    attend_tiles<true>(w, turn, side, tiles, a.scale, o, m, total, [&] {
       if (N == 2) tell_others(w, rank);
     });
     if (N > 2) tell_others(w, rank);

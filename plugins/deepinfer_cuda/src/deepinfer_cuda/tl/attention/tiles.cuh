@@ -1,8 +1,8 @@
 // How two warpgroups attend to the tiles of a row: each has half of the columns of the output and scores every other tile.
 //
-// Two tiles are in shared memory. Prefill has the scores of both under way together, and the right group's probabilities are made
-// beside its product with the left group's; decode, whose tiles take longer to come, does first what is there first. The running
-// maximum goes from tile to tile in the order of the columns, whoever scores them and when, so a row has the same bits each time.
+// Two tiles are in shared memory. The scores of both are under way together; the right group's probabilities are made beside
+// its product with the left group's. The running maximum goes from tile to tile in the order of the columns, whoever scores
+// them, so a row has the same bits in any batch.
 #ifndef DEEPINFER_ATTENTION_TILES_CUH
 #define DEEPINFER_ATTENTION_TILES_CUH
 namespace di {
@@ -13,7 +13,7 @@ constexpr int COLUMNS = 1280;
 struct Tiles {
   unsigned char q[65536], k[2][65536], p[2][8192];
   float top[2][64], sums[2][2][64];
-  unsigned present[4][COLUMNS / 32], decided[2][2];  // a bit a key, of four rows; answers of `comes_first`, of a warpgroup
+  unsigned present[4][COLUMNS / 32];  // a bit a key, of four rows
   Bar full[2], empty[2][2], p_ready[2];  // of `empty`, the second index is a warpgroup's half of the columns
 
   // `bringing`: threads that bring keys
@@ -88,59 +88,6 @@ static __device__ __forceinline__ void attend_tiles(Tiles &w, int turn, int side
       settle(o, 128);
       bar_arrive(&w.empty[1][side]);
     }
-  }
-  add_sums(w, turn, side, total);
-}
-
-// The same, one step a tile: the scores of the warpgroup's own tile behind this one, or the product of this one, whichever is there
-// first.
-template <bool HALVES, class Scored>
-static __device__ __forceinline__ void attend_steps(Tiles &w, int turn, int side, int tiles, float scale, float *o, float *m, float *total,
-                                                    Scored scored) {
-  const unsigned q = at_shared(w.q), k = at_shared(w.k[0]) + side * 32768, p = at_shared(w.p[0]);
-  const unsigned *present = w.present[turn & 3];
-  const int evens = turn * ((tiles + 1) / 2), odds = turn * (tiles / 2);
-  float s[32], f[2] = {1.f, 1.f};
-  #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    m[h] = -1e30f;  // finite: the difference of two such is 0 and not NaN
-    total[h] = 0.f;
-  }
-  #pragma unroll
-  for (int i = 0; i < 128; ++i) o[i] = 0.f;
-  if (side >= tiles) scored();
-  bool softened = false;  // s are the probabilities of the tile behind
-  #pragma unroll 1
-  for (int tile = 0; tile < tiles; ++tile) {
-    const int which = tile & 1, next = tile + (which ^ side);
-    const bool own = which == side;
-    const int parity = ((which ? odds : evens) + tile / 2) & 1, next_parity = ((side ? odds : evens) + next / 2) & 1;
-    const bool scoring = !softened && next < tiles &&
-                         (own || comes_first(&w.full[side], next_parity, &w.p_ready[which], parity, &w.decided[side][tile >> 1 & 1], 3 + side));
-    if (scoring) {
-      bar_wait(&w.full[side], next_parity);
-      publish();
-      score(q, k + side * 32768, s);
-      settle(s, 32);
-      if (next + 2 >= tiles) scored();
-    }
-    if (own && !softened)
-      soften(s, present[2 * tile], present[2 * tile + 1], scale, m, f, p + side * 8192, w.top[side], &w.p_ready[side]);
-    bar_wait(&w.p_ready[which], parity);
-    if (!own) {
-      bar_wait(&w.full[which], parity);
-      publish();
-      follow(w.top[which], m, f, total);
-    }
-    rescale_if(o, f);
-    weigh<HALVES>(p + which * 8192, k + which * 65536, o);
-    // beside the product
-    if (own) add_up(s, f, total);
-    softened = scoring && !own;
-    if (softened)
-      soften(s, present[2 * next], present[2 * next + 1], scale, m, f, p + side * 8192, w.top[side], &w.p_ready[side]);
-    settle(o, 128);
-    bar_arrive(&w.empty[which][side]);
   }
   add_sums(w, turn, side, total);
 }
