@@ -99,6 +99,22 @@ def test_ctrl_c_ends_the_answer_and_ctrl_d_the_chat(endless: Terminal) -> None:
     assert endless.end() == 0
 
 
+def test_sigterm_ends_the_chat_and_not_the_answer_alone(endless: Terminal) -> None:
+    endless.until("> ")
+    endless.type("one\n")
+    endless.until("so so so ")
+    endless.process.send_signal(signal.SIGTERM)
+    endless.until("deepinfer: terminated")
+    assert endless.end() == 143
+
+
+def test_sigterm_at_the_prompt_ends_the_chat(endless: Terminal) -> None:
+    endless.until("> ")
+    endless.process.send_signal(signal.SIGTERM)
+    endless.type("\n")  # a signal between the prompt and the wait for a key is seen with the next key
+    assert endless.end() == 143
+
+
 def test_ctrl_c_at_the_prompt_clears_the_line(endless: Terminal) -> None:
     endless.until("> ")
     endless.interrupt_until("deepinfer: Ctrl-D or /exit ends the chat")

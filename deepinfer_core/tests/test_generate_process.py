@@ -58,18 +58,24 @@ def test_reader_that_leaves_early_ends_the_run_quietly(process: subprocess.Popen
     assert err == b"backend: toy (test)\n"
 
 
-def test_interrupt_leaves_whole_lines_and_status_130(process: subprocess.Popen[bytes]) -> None:
+@pytest.mark.parametrize(
+    ("sent", "status", "said"),
+    [(signal.SIGINT, 130, "deepinfer: interrupted"), (signal.SIGTERM, 143, "deepinfer: terminated")],
+)
+def test_interrupt_leaves_whole_lines_and_a_status(
+    process: subprocess.Popen[bytes], sent: signal.Signals, status: int, said: str
+) -> None:
     assert process.stdout is not None
     assert process.stderr is not None
     first = process.stdout.readline()
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     rest = process.stdout.read()
     err = process.stderr.read()
     rows = [json.loads(line) for line in (first + rest).splitlines()]
-    assert process.wait(60) == 130
+    assert process.wait(60) == status
     lines = err.decode().splitlines()
     assert lines[0] == "backend: toy (test)"
-    assert lines[1:] in (["deepinfer: interrupted"], [NOTICE, "deepinfer: interrupted"])
+    assert lines[1:] in ([said], [NOTICE, said])
     assert len(rows) < PROMPTS
     finished = [row["index"] for row in rows if row["finish_reason"] != "abort"]
     assert finished == sorted(set(finished))

@@ -13,6 +13,7 @@ from deepinfer_core.interrupts import (
     HeldInterrupt,
     NotedInterrupt,
     StepInterrupted,
+    Termination,
     forget_interrupt,
     raise_swallowed,
 )
@@ -30,11 +31,11 @@ def noted() -> Iterator[NotedInterrupt]:
     signal.signal(signal.SIGINT, held)
 
 
-def interrupts(count: int) -> None:
+def interrupts(count: int, number: signal.Signals = signal.SIGINT) -> None:
     """So many Ctrl-C in one step."""
     with HeldInterrupt():
         for _ in range(count):
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
 
 
 @pytest.mark.usefixtures("noted")
@@ -52,6 +53,66 @@ def test_interrupt_that_was_dealt_with_is_forgotten(noted: NotedInterrupt) -> No
     assert noted.came
     forget_interrupt()
     assert not noted.came
+
+
+@pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["terminal", "background"])
+def installed(request: pytest.FixtureRequest) -> Iterator[NotedInterrupt]:
+    """What a command installs where SIGINT is as Python has it, and where a script's job ignores it."""
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGINT, request.param)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    handler = NotedInterrupt()
+    handler.install()
+    yield handler
+    signal.signal(signal.SIGINT, before[0])
+    signal.signal(signal.SIGTERM, before[1])
+
+
+def test_sigterm_waits_for_the_end_of_the_step_and_cannot_be_forgotten(installed: NotedInterrupt) -> None:
+    held = []
+
+    def step() -> None:
+        with HeldInterrupt() as outer:
+            with HeldInterrupt():  # of a line, within a step: the outer one holds
+                signal.raise_signal(signal.SIGTERM)
+            held.append(outer.came)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        step()
+    assert held == [True]
+    assert type(caught.value) is KeyboardInterrupt
+    assert installed.terminates
+    with pytest.raises(KeyboardInterrupt):
+        forget_interrupt()
+
+
+def test_second_sigterm_breaks_into_the_step(installed: NotedInterrupt) -> None:
+    with pytest.raises(StepInterrupted):
+        interrupts(2, signal.SIGTERM)
+    assert installed.terminates
+
+
+def test_sigterm_between_steps_rises_at_once(installed: NotedInterrupt) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+    assert installed.terminates
+    with pytest.raises(KeyboardInterrupt):
+        raise_swallowed()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_handler_of_an_application_stays(number: signal.Signals) -> None:
+    def own(*_: object) -> None: ...
+
+    before = signal.signal(number, own)
+    try:
+        NotedInterrupt().install()
+        assert signal.getsignal(number) is own
+    finally:
+        signal.signal(number, before)
+        for other in (signal.SIGINT, signal.SIGTERM):
+            if isinstance(signal.getsignal(other), (NotedInterrupt, Termination)):
+                signal.signal(other, signal.default_int_handler if other == signal.SIGINT else signal.SIG_DFL)
 
 
 def swallow() -> None:

@@ -4,6 +4,7 @@
 
     0 ok              2 usage              4 model or configuration     70 internal      130 interrupted
     1 some failed     3 backend refusal    5 mismatch                   74 output        141 reader of the pipe left
+                                                                                         143 ended by SIGTERM
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from deepinfer_core.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,
     EXIT_READER_LEFT,
+    EXIT_TERMINATED,
     CommandUsageError,
     DeepInferError,
     OutputError,
@@ -33,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     :param argv: Arguments without the program name; None: those of the process, which ends with this call. SIGINT is
-        then ignored once one has ended the command, so that a further one leaves no traceback of the interpreter's end.
+        then ignored once one has ended the command, so that a further one leaves no traceback of the interpreter's end;
+        until then SIGTERM ends it as Ctrl-C does.
     :returns: The exit status.
     """
     try:
@@ -70,8 +73,8 @@ def _main(arguments: list[str], *, ends_process: bool) -> int:
         if interrupt.came or isinstance(exc, (KeyboardInterrupt, click.Abort)):
             if ends_process:
                 _ignore_interrupts()
-            sys.stderr.write("deepinfer: interrupted\n")
-            return EXIT_INTERRUPTED
+            sys.stderr.write(f"deepinfer: {'terminated' if interrupt.terminates else 'interrupted'}\n")
+            return EXIT_TERMINATED if interrupt.terminates else EXIT_INTERRUPTED
         error = _typed(exc, arguments, state)
         if isinstance(error, OutputError):
             silence_stdout()
@@ -99,6 +102,7 @@ def _ignore_interrupts() -> None:
     import threading
 
     if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

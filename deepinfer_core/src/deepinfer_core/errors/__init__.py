@@ -46,6 +46,7 @@ from deepinfer_core.errors.exit_statuses import (
     EXIT_OUTPUT,
     EXIT_READER_LEFT,
     EXIT_SOME_FAILED,
+    EXIT_TERMINATED,
     EXIT_USAGE,
 )
 from deepinfer_core.errors.models import (
@@ -93,6 +94,7 @@ __all__ = [
     "EXIT_OUTPUT",
     "EXIT_READER_LEFT",
     "EXIT_SOME_FAILED",
+    "EXIT_TERMINATED",
     "EXIT_USAGE",
     "ApiVersionError",
     "BackendError",

@@ -19,5 +19,7 @@ EXIT_OUTPUT = 74
 """Results could not be written (no space left, or the file or stream refuses them)."""
 EXIT_INTERRUPTED = 130
 """Interrupted (Ctrl-C)."""
+EXIT_TERMINATED = 128 + 15
+"""Ended by SIGTERM. What Ctrl-C keeps is kept."""
 EXIT_READER_LEFT = 128 + 13  # what a shell reports for a process that SIGPIPE ended
 """The reader of standard output, or of the pipe given to ``--out``, left before the end."""
