@@ -224,6 +224,13 @@ def test_file_that_is_no_lock_is_refused(alone, tmp_path, capsys, text, reason):
     assert lines[2] == f"  remedy: write it with: deepinfer plugins lock --out {path}"
 
 
+@pytest.mark.usefixtures("alone")
+def test_remedy_for_what_cannot_be_a_lock_names_no_such_file(tmp_path, capsys):
+    for path in (tmp_path, Path("/dev/zero"), tmp_path / "none" / "x.lock"):
+        assert cli.main(["plugins", "--plugin-lock", str(path)]) == 3
+        assert capsys.readouterr().err.endswith("  remedy: write it with: deepinfer plugins lock --out FILE\n")
+
+
 def test_doctor_reports_what_differs_and_goes_on(locked, capsys):
     change(locked, version="0.9")
     assert cli.main(["doctor", "toy", "--json", "--plugin-lock", str(locked.lock)]) == 1

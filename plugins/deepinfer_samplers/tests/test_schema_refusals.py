@@ -133,3 +133,13 @@ def test_schema_that_is_lowered_allows_the_right_texts(engine, schema, inside, o
     tokenizer = ByteTokenizer()
     assert [text for text in inside if not holds(grammar, tokenizer, text)] == []
     assert [text for text in outside if holds(grammar, tokenizer, text)] == []
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{**STRINGS, "minLength": 4, "maxLength": 3}, {"type": "array", "items": STRINGS, "minItems": 2, "maxItems": 1}],
+)
+def test_bounds_that_exclude_each_other_are_told_as_such(schema):
+    with pytest.raises(InvalidParameter) as refused:
+        lowered(json.dumps(schema))
+    assert refused.value.reason == "no value satisfies both"

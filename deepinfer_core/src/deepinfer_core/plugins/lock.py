@@ -222,9 +222,10 @@ def _shown(value: object) -> str:
 
 
 def _no_lock(path: Path, reason: str) -> PluginLockError:
+    can_be_one = path.is_file() or (path.parent.is_dir() and not path.exists())
     return PluginLockError(
         f"the plugin lock {path} cannot be used",
         reason=reason,
-        remedy=f"write it with: deepinfer plugins lock --out {path}",
+        remedy=f"write it with: deepinfer plugins lock --out {path if can_be_one else 'FILE'}",
         details={"path": str(path)},
     )

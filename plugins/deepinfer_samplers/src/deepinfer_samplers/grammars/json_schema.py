@@ -16,7 +16,14 @@ from attrs import frozen
 from deepinfer_core.errors import InvalidParameter
 from deepinfer_samplers.grammars.regex import Node
 from deepinfer_samplers.grammars.schema_exclusive import exclusive
-from deepinfer_samplers.grammars.schema_keywords import ANNOTATIONS, OF_TYPE, TYPES, check_keywords, refusal
+from deepinfer_samplers.grammars.schema_keywords import (
+    ANNOTATIONS,
+    NOTHING_FITS,
+    OF_TYPE,
+    TYPES,
+    check_keywords,
+    refusal,
+)
 from deepinfer_samplers.grammars.schema_merge import merge
 from deepinfer_samplers.grammars.schema_names import object_schema
 from deepinfer_samplers.grammars.schema_refs import circular, endless, followed, look_up, target_path
@@ -240,7 +247,13 @@ class Lowering:
         if rest is False:
             most = min(len(first) if most is None else most, len(first))
         if most is not None and least > most:
-            raise refusal(path, f"minItems {least} is above the {most} items that are allowed", "minItems", "maxItems")
+            raise refusal(
+                path,
+                f"minItems {least} is above the {most} items that are allowed",
+                "minItems",
+                "maxItems",
+                reason=NOTHING_FITS,
+            )
         if node.get("uniqueItems", False) is not False and (most is None or most > 1):
             raise refusal((*path, "uniqueItems"), "uniqueItems is not enforced", "uniqueItems")
         if most is not None and most <= len(first):

@@ -88,6 +88,9 @@ def pointer(path: tuple[str, ...]) -> str:
     return "#" + "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in path)
 
 
+NOTHING_FITS = "no value satisfies both"
+
+
 def refusal(path: tuple[str, ...], what: str, *keywords: str, reason: str = "", remedy: str = "") -> InvalidParameter:
     """The error for a place of a schema that cannot be enforced as it stands."""
     where = pointer(path)

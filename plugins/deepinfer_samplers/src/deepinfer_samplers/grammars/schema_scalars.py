@@ -14,7 +14,7 @@ from deepinfer_samplers.grammars.charset import JSON_PLAIN
 from deepinfer_samplers.grammars.regex import Chars, Node, Repeat
 from deepinfer_samplers.grammars.regex_rules import within
 from deepinfer_samplers.grammars.schema_formats import FORMATS
-from deepinfer_samplers.grammars.schema_keywords import refusal
+from deepinfer_samplers.grammars.schema_keywords import NOTHING_FITS, refusal
 
 Schema = dict[str, Any]
 Path = tuple[str, ...]
@@ -40,7 +40,9 @@ def string_node(node: Schema, path: Path) -> Node | None:
     """The strings that a schema of type string allows, as an expression; None: any string."""
     least, most = count(node, "minLength", path), count(node, "maxLength", path)
     if least is not None and most is not None and least > most:
-        raise refusal(path, f"minLength {least} is above maxLength {most}", "minLength", "maxLength")
+        raise refusal(
+            path, f"minLength {least} is above maxLength {most}", "minLength", "maxLength", reason=NOTHING_FITS
+        )
     if "pattern" in node and "format" in node:
         raise refusal(path, "format and pattern cannot be enforced together", "format", "pattern")
     found = _described(node, path)
