@@ -23,6 +23,12 @@ NOT_ELSEWHERE = {"feature:engram_host_storage", "feature:batch_invariant"}
 OF_A_STEP = ["attention", "cache", "compress", "feed", "indexer", "meta", "mhc", "moe", "moe_gate", "quant", "sync"]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def backend():
+    """What copies its tables to the device once, before any step: no op has to, whichever test is the first."""
+    return CpuBackend().on(FAR)
+
+
 def run_kit(folder: Path, level: str, *files: str) -> subprocess.CompletedProcess[str]:
     """The conformance kit for backend ``far``, in a process of its own."""
     manifest = tomllib.loads((HERE.parent / "src" / "deepinfer_cpu" / "deepinfer.toml").read_text())
