@@ -82,6 +82,20 @@ def test_failure_leaves_nothing_that_would_refuse_the_next_run(tmp_path, capsys,
     assert cli.main(["released", str(path)]) == 0
 
 
+def test_failure_takes_away_nothing_that_somebody_else_put_there_meanwhile(tmp_path, monkeypatch):
+    folder = tmp_path / "m"
+
+    def fails(path, _config):
+        path.mkdir()
+        (path / "config.json").write_text("{}")
+        (path / "notes").write_text("mine")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("deepinfer_v41.released_command.write_model", fails)
+    assert cli.main(["released", str(folder)]) == 74
+    assert [entry.name for entry in folder.iterdir()] == ["notes"]
+
+
 def test_folder_that_holds_something_is_left_alone(tmp_path, capsys):
     (tmp_path / "tokenizer.json").write_text("mine")
     assert cli.main(["released", str(tmp_path)]) == 2

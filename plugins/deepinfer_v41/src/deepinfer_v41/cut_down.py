@@ -65,6 +65,10 @@ def cut_down(layers: int, base: Mapping[str, Any] = RELEASED, **text: Any) -> di
     return config
 
 
+MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
+"""What :func:`write_model` writes."""
+
+
 def write_model(folder: Path, config: dict[str, Any]) -> Path:
     """A model directory without weights: ``config.json``, and a tokenizer that has a word for each id."""
     folder.mkdir(parents=True, exist_ok=True)

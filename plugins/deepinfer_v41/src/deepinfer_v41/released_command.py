@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
@@ -12,7 +12,7 @@ import click
 from deepinfer_core.cli.streams import unwritable
 from deepinfer_core.commands import CommandState, common_options
 from deepinfer_core.errors import EXIT_OK, CommandUsageError
-from deepinfer_v41.cut_down import write_model
+from deepinfer_v41.cut_down import MODEL_FILES, write_model
 from deepinfer_v41.released import RELEASED
 
 
@@ -23,10 +23,11 @@ def _whole(folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for entry in folder.iterdir() if folder.is_dir() else ():
-            entry.unlink()
-        if not was_there and folder.is_dir():
-            folder.rmdir()
+        with suppress(OSError):  # the failure itself is what is told
+            for name in MODEL_FILES:  # and nothing that somebody else put there meanwhile
+                (folder / name).unlink(missing_ok=True)
+            if not was_there:
+                folder.rmdir()
         raise
 
 
