@@ -3,6 +3,10 @@
 
 #include "di_verify_units.h"
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 enum { DIGIT = 10, BUCKETS = 1 << DIGIT, MASK = BUCKETS - 1, PASSES = 3, FEW = 32, BLOCK = 32 };
 
 static uint32_t bits_of(float x)
@@ -70,13 +74,37 @@ static uint32_t threshold_in(di_histogram h, const float *values, size_t m, uint
     return found <= FEW ? threshold_of_few(h.some, found, rank, equals) : threshold_of(h.some, found, rank, equals);
 }
 
+#if defined(__SSE2__)
+/* Bit j: values[j] is at least `least`, of eight. None is negative, so that they compare as their bits do. */
+static inline uint32_t at_least(const float *values, uint32_t least)
+{
+    __m128i below = _mm_set1_epi32((int32_t)least - 1);
+    __m128i low = _mm_loadu_si128((const void *)values), high = _mm_loadu_si128((const void *)(values + 4));
+    return (uint32_t)_mm_movemask_ps(_mm_castsi128_ps(_mm_cmpgt_epi32(low, below))) |
+           (uint32_t)_mm_movemask_ps(_mm_castsi128_ps(_mm_cmpgt_epi32(high, below))) << 4;
+}
+#endif
+
+/* How many of a request's K values are at least `least`: the first ones, since they do not increase. `there` are in the
+ * array from the first of them on. */
+static inline uint32_t count_from(const float *values, int32_t k, size_t there, uint32_t least)
+{
+#if defined(__SSE2__)
+    if (k <= 8 && there >= 8) return (uint32_t)__builtin_ctz(~(at_least(values, least) & ((UINT32_C(1) << k) - 1)));
+#endif
+    (void)there;
+    uint32_t found = 0;
+    for (int32_t j = 0; j < k; j++) found += bits_of(values[j]) >= least;
+    return found;
+}
+
 /* Rows of each request if all values of at least `least` are taken; returns how many those are. */
 static uint32_t take_all(const float *values, int32_t n, int32_t k, uint32_t least, int32_t *lengths)
 {
     uint32_t sum = 0;
-    for (int32_t i = 0; i < n; i++) {
-        uint32_t found = 0;
-        for (int32_t j = 0; j < k; j++) found += bits_of(*values++) >= least;
+    size_t left = (size_t)n * (size_t)k;
+    for (int32_t i = 0; i < n; i++, values += k, left -= (size_t)k) {
+        uint32_t found = count_from(values, k, left, least);
         lengths[i] = 1 + (int32_t)found;
         sum += found;
     }

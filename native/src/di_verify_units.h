@@ -9,6 +9,7 @@ typedef struct di_histogram {
     uint32_t *count;          /* [DI_VERIFY_UNITS + 1] values of each number of units */
     float *some;              /* [m] the values of one number */
     uint16_t *units;          /* [m] of each value */
+    uint32_t sum;             /* of all units, where they are counted by the call that returns this */
 } di_histogram;
 
 /* That of a scratch that was counted, and of one that is counted now. */
