@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from struct import Struct
 from sys import getrefcount
 from typing import Any
@@ -30,6 +32,23 @@ memmove, BATCH_BYTES = ffi.memmove, ffi.sizeof("di_event_batch")
 COPIED = ("top_ids", "top_logprobs", "prompt_logprobs")
 
 
+Columns = dict[str, Array]
+Slicer = Callable[[Any, Columns, Columns, int], None]
+
+
+@functools.cache
+def slicer(names: tuple[str, ...]) -> Slicer:
+    """A function that gives a batch, and ``shown``, the first ``count`` entries of the columns ``names``. Written out,
+    as attrs writes ``__init__``: it runs when others have driven it out of the caches, where each instruction counts.
+    """
+    lines = ["def slice_columns(view, shown, whole, count):", "    cut = slice(count)"]
+    lines += [f"    view.{name} = shown[{name!r}] = whole[{name!r}][cut]" for name in names]
+    made: dict[str, Any] = {}
+    exec("\n".join(lines), made)
+    function: Slicer = made["slice_columns"]
+    return function
+
+
 class Arena:
     """One arena of the core's ring and the arrays over it.
 
@@ -43,9 +62,20 @@ class Arena:
         self.start = int(ffi.cast("uintptr_t", data))
         self.memory = np.frombuffer(owned_buffer(data, nbytes, owner), np.uint8)
         # A field lies at the same place in every batch: one array for each, to the end of the memory.
-        self.whole: dict[str, Array] = {}
+        self.whole: Columns = {}
         # Columns that the newest batch keeps, each referred to from here and from that batch.
-        self.shown: dict[str, Array] = {}
+        self.shown: Columns = {}
+        self.slice_shown = slicer(())
+
+    def show(self, name: str, column: Array) -> None:
+        """The newest batch keeps that column."""
+        self.shown[name] = column
+        self.slice_shown = slicer(tuple(self.shown))
+
+    def hide(self) -> None:
+        """The newest batch keeps none."""
+        self.shown.clear()
+        self.slice_shown = slicer(())
 
     def array(self, name: str, view: Any) -> Array:
         """The field as the batch ``view`` belongs to has it."""
@@ -161,7 +191,7 @@ class EventView:
             column = np.empty(0, PER_EVENT[name]) if arena is None else arena.whole[name][: self.count]
             setattr(self, name, column)
             if arena is not None:
-                arena.shown[name] = column
+                arena.show(name, column)
             return column
         if self._struct is None or arena is None:
             return None
@@ -182,11 +212,9 @@ class EventView:
         before reads the same ones of this."""
         if count != self.count:
             self.count = count
-            if self._arena is not None:
-                whole, shown = self._arena.whole, self._arena.shown
-                for name in shown:
-                    shown[name] = column = whole[name][:count]
-                    setattr(self, name, column)
+            arena = self._arena
+            if arena is not None:
+                arena.slice_shown(self, arena.shown, arena.whole, count)
         self._stale = ""
         self._released = False
         self.step_id = step_id
@@ -197,7 +225,7 @@ class EventView:
         if self._arena is not None:
             for name in self._arena.shown:
                 delattr(self, name)
-            self._arena.shown.clear()
+            self._arena.hide()
 
     def _recycle(self, step_id: int) -> None:
         """The arena goes to a later batch while somebody has this one."""

@@ -28,13 +28,12 @@ NOTHING = object()
 
 @define(eq=False)
 class Place:
-    """A field that is shown, and the array that was shown last: one that comes again needs nothing at all."""
+    """A field that is shown, in the form of the array that was shown last."""
 
     view: Any
     extents: Any  # of the view
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    array: Any
     data: Any
 
     def resize(self, array: Any) -> bool:
@@ -59,24 +58,25 @@ def set_shape(view: Any, shape: tuple[int, ...]) -> None:
         stride *= shape[d]
 
 
-Filler = Callable[[SamplerOutput, list[Place]], bool]
+Filler = Callable[[SamplerOutput, list[Place], list[Any]], bool]
 
 
 @functools.cache
 def filler(shown: tuple[str, ...], absent: tuple[str, ...]) -> Filler:
     """A function that writes the addresses of the fields ``shown``; False if an output has others, or has one in a
     form that has to be looked at. Written out, as attrs writes ``__init__``: the loop takes three times as long."""
-    lines = ["def fill(o, places):"]
+    lines = ["def fill(o, places, last):"]
     if absent:
         lines += [f"    if {' or '.join(f'o.{name} is not None' for name in absent)}:", "        return False"]
     for i, name in enumerate(shown):
         lines += [
-            f"    a, p = o.{name}, places[{i}]",
-            "    if a is not p.array:",
+            f"    a = o.{name}",
+            f"    if a is not last[{i}]:",
+            f"        p = places[{i}]",
             "        if type(a) is not Array or a.dtype is not p.dtype or a.shape != p.shape and not p.resize(a):",
             "            return False",
             "        p.view.data = p.data = from_buffer(a)",
-            "        p.array = a",
+            f"        last[{i}] = a",
         ]
     lines.append("    return True")
     made: dict[str, Any] = {"Array": Array, "from_buffer": from_buffer}
@@ -98,6 +98,7 @@ class OutputWriter:
         self._read = operator.attrgetter(*self._arrays)
         self._shown: dict[str, Place] = {}
         self._places: list[Place] = []  # of what is shown
+        self._last: list[Any] = []  # and the arrays: one that comes again needs nothing at all
         self._steady: Filler = nothing_is_known
         self._error = 0.0  # confidence_error, as it is in the struct
         self.first: Any = NOTHING  # what an output is known by: its sampled ids
@@ -105,7 +106,7 @@ class OutputWriter:
     def fill(self, output: SamplerOutput) -> Any:
         """Returns the struct. Raises ContractError naming the field that is no contiguous host array."""
         try:
-            is_steady = self._steady(output, self._places)
+            is_steady = self._steady(output, self._places, self._last)
         except ValueError:  # not contiguous: named by the long way
             is_steady = False
         if not is_steady:
@@ -133,11 +134,12 @@ class OutputWriter:
                     view.flags, view.data = 0, ffi.NULL
                 continue
             self._show(name, self._views[name], array)
-        self._note()
+        self._note(output)
 
-    def _note(self) -> None:
+    def _note(self, output: SamplerOutput) -> None:
         """Remember what this step shows."""
         self._places = list(self._shown.values())
+        self._last = [getattr(output, name) for name in self._shown]
         self._steady = filler(tuple(self._shown), tuple(n for n in self._arrays if n not in self._shown))
 
     def _show(self, name: str, view: Any, array: Any) -> None:
@@ -151,7 +153,7 @@ class OutputWriter:
             raise ContractError("is not contiguous", contract="SamplerOutput", field=name)
         data = ffi.from_buffer(array)
         view.data = data
-        self._shown[name] = Place(view, view.shape, array.dtype, array.shape, array, data)
+        self._shown[name] = Place(view, view.shape, array.dtype, array.shape, data)
         view.dtype = CODES[array.dtype]
         view.ndim = array.ndim
         set_shape(view, array.shape)
@@ -177,6 +179,6 @@ class TurnWriter:
         return writer.fill(output)
 
 
-def nothing_is_known(output: SamplerOutput, places: list[Place]) -> bool:
+def nothing_is_known(output: SamplerOutput, places: list[Place], last: list[Any]) -> bool:
     """A `Filler`: every field has to be shown."""
     return False

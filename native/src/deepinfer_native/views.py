@@ -59,6 +59,7 @@ class Slot(Generic[R]):
     record: R
     raw: list[bytes]
     version: int = 0
+    is_raw: bool = True  # `raw` is what the record shows
     arrays: dict[tuple[str, int], tuple[int, int, Array]] = field(factory=dict)  # address, elements, flat array
     lengths: dict[int, Length] = field(factory=dict)  # by where the struct has the first extent
 
@@ -108,7 +109,7 @@ class RecordReader(Generic[R]):
         if changed < 0 or slot.version + 1 != version:
             return False
         buffer, lengths, is_keyed, others = self._buffer, slot.lengths, False, {}
-        slot.raw[:] = [b""] * len(slot.raw)  # `_look` must not take these for what the record shows
+        slot.is_raw = False
         for at in self._changed[:changed].tolist():
             known = lengths.get(at)
             if known is None:
@@ -139,14 +140,14 @@ class RecordReader(Generic[R]):
         if slot is None:
             slot = self._slots[index] = Slot(self._make(), [b""] * len(self._runs))
         for i, (begin, end, places) in enumerate(self._runs):
-            raw, before = self._buffer[begin:end], slot.raw[i]
+            raw, before = self._buffer[begin:end], slot.raw[i] if slot.is_raw else b""
             if raw != before:
                 slot.raw[i] = raw
                 for at, stop, m in places:
                     if raw[at:stop] != before[at:stop]:
                         setattr(slot.record, m.name, self._array(slot, m, raw, at, owner))
         self._read_keyed(slot.record)
-        slot.version = version
+        slot.version, slot.is_raw = version, True
         return slot
 
     def _read_keyed(self, record: R) -> None:
