@@ -8,29 +8,60 @@ int di_append_is_possible(const di_core *c, const di_step *step, const di_tokens
     return step->kind == DI_STEP_DECODE && !t->has_extras && t->sampled && c->cfg.engine_type == DI_ENGINE_NORMAL;
 }
 
-/* Bring the lines that rows ahead will touch: the request first, then, when that is there, the end of its tokens. */
+/* So many tokens ahead, a request's newest ones come to a line that no step has touched yet. */
+enum { TOKENS_AHEAD = 8 };
+
+/* Bring the lines that rows ahead will touch: the request first, then, when that is there, what its tokens grow into. */
 void di_append_look_ahead(const di_step *step, int32_t i)
 {
     if (i + DI_AHEAD >= step->n) return;
     const di_seq *far = step->rows[i + DI_AHEAD].seq, *near = step->rows[i + DI_AHEAD / 2].seq;
     DI_PREFETCH(far);
-    DI_PREFETCH(&near->tokens[near->len]);
+    DI_PREFETCH(near->tokens + near->len + TOKENS_AHEAD);
 }
 
-void di_append_keep_drafts(di_core *c, const di_row *r, di_seq *s, int32_t i, const di_tokens *t)
+/* k numbers, 15 at most. From four on by fours, of which the last ones overlap: a call of memcpy takes longer. */
+static inline void copy_few(int32_t *to, const int32_t *from, int32_t k)
 {
-    int32_t k = c->cfg.num_draft, pad = c->cfg.vocab_size - 1;
-    s->has_drafts = t->drafts != NULL && k > 0;
-    if (k == 0) return;
-    size_t at = (size_t)i * (size_t)k;
-    const int32_t *from = t->drafts ? t->drafts + at : NULL;
-    int32_t *drafts = di_core_drafts(c, r->row_slot);
-    if (from && t->are_drafts_tokens)
-        for (int32_t j = 0; j < k; j++) drafts[j] = from[j];     /* a few: a call of memcpy takes longer */
-    else
-        /* What is no token becomes a pad draft (5.8). */
-        for (int32_t j = 0; from && j < k; j++) drafts[j] = (uint32_t)from[j] <= (uint32_t)pad ? from[j] : pad;
-    if (c->varlen.is_on) di_varlen_keep(c, r, from, t->confidence ? t->confidence + at : NULL);
+    enum { FOUR = 4 * sizeof *to };
+    if (k < 4) {
+        for (int32_t j = 0; j < k; j++) to[j] = from[j];
+        return;
+    }
+    for (int32_t j = 0; j + 4 < k; j += 4) memcpy(to + j, from + j, FOUR);
+    memcpy(to + k - 4, from + k - 4, FOUR);
+}
+
+/* The drafts of rows [i, end), and what is known of them, to their place by row slot. */
+static void keep_drafts(const di_core *c, const di_step *step, int32_t i, int32_t end, const di_tokens *tokens)
+{
+    const di_tokens t = *tokens;
+    const di_known known = c->varlen.known;
+    const int32_t k = c->cfg.num_draft, pad = c->cfg.vocab_size - 1, is_known = c->varlen.is_on;
+    int32_t *const all = c->drafts;
+    for (; i < end; i++) {
+        const size_t at = (size_t)i * (size_t)k, slot = (size_t)step->rows[i].row_slot;
+        const int32_t *from = t.drafts ? t.drafts + at : NULL;
+        int32_t *to = all + slot * (size_t)k;
+        if (from && t.are_drafts_tokens) copy_few(to, from, k);
+        else    /* what is no token becomes a pad draft (5.8) */
+            for (int32_t j = 0; from && j < k; j++) to[j] = (uint32_t)from[j] <= (uint32_t)pad ? from[j] : pad;
+        if (!is_known) continue;
+        const float *confidence = t.confidence ? t.confidence + at : NULL;
+        if (from && t.are_drafts_tokens) di_varlen_keep(&known, slot, k, from, 1, confidence);
+        else di_varlen_keep(&known, slot, k, from, 0, confidence);
+    }
+}
+
+static inline uint8_t has_drafts(const di_core *c, const di_tokens *t)
+{
+    return t->drafts != NULL && c->cfg.num_draft > 0;
+}
+
+void di_append_keep_drafts(const di_core *c, const di_step *step, di_seq *s, int32_t i, const di_tokens *t)
+{
+    s->has_drafts = has_drafts(c, t);
+    if (c->cfg.num_draft > 0) keep_drafts(c, step, i, i + 1, t);
 }
 
 /* Of n rows from i on. */
@@ -70,14 +101,6 @@ static inline int is_ordinary(const di_row *r, int8_t status)
 {
     const di_seq *s = r->seq;
     return status == DI_ROW_OK && s->phase == DI_PHASE_RUNNING && s->generation == r->generation;
-}
-
-/* Whether the sampled token, or one of the accepted drafts before it, is a stop id. */
-static int has_stop(const di_seq *s, const di_row *r, int32_t sampled, int32_t accepted, const di_tokens *t)
-{
-    for (int32_t j = 0; j < accepted; j++)
-        if (di_seq_is_stop(s, t->verified[r->first + j])) return 1;
-    return di_seq_is_stop(s, sampled);
 }
 
 static inline void count_out(di_row *r, int32_t n)
@@ -120,52 +143,102 @@ static int32_t append_one_each(di_step *step, int32_t i, bounds b, const di_toke
     return i;
 }
 
-/* The events of row i: its accepted drafts and the sampled token, all appended. */
-static void put(di_event_arena *a, di_seq *s, const di_row *r, int32_t i, int32_t accepted, const di_tokens *t)
+/* Where the events of a step are written. Copies of the arena's pointers, which the compiler need not read again after
+ * each store. */
+typedef struct columns {
+    uint64_t *seq_uid;
+    int32_t *token_id, *output_index, *prompt_len, *conf_offset;
+    float *logprob;
+    uint16_t *flags;
+    int16_t *drafted, *accepted;
+} columns;
+
+static inline columns columns_of(const di_event_arena *a)
 {
-    int32_t e = a->count, n_output = s->len - s->prompt_len, prompt_len = s->prompt_len;
-    int32_t *tokens = s->tokens + s->len;
-    uint64_t uid = s->uid;
-    for (int32_t row = r->first; row < r->first + accepted; row++, e++) {
-        a->token_id[e] = *tokens++ = t->verified[row];
-        a->logprob[e] = di_append_logprob(t->verified_logprob, row);
-        a->flags[e] = DI_EVENT_FLAG_FROM_DRAFT;
-        a->seq_uid[e] = uid;
-        a->output_index[e] = ++n_output;
-        a->prompt_len[e] = prompt_len;
+    return (columns){.seq_uid = a->seq_uid, .token_id = a->token_id, .output_index = a->output_index,
+                     .prompt_len = a->prompt_len, .conf_offset = a->conf_offset, .logprob = a->logprob,
+                     .flags = a->flags, .drafted = a->drafted, .accepted = a->accepted};
+}
+
+/* The tokens that a row brings: its accepted drafts and the sampled one. */
+typedef struct brought {
+    const int32_t *verified;            /* from the row's first on */
+    const float *verified_logprob;      /* NULL: their events say 0 */
+    int32_t accepted, sampled;
+    float logprob;
+} brought;
+
+/* Whether one of them is a stop id. */
+static int brings_stop(const di_seq *s, const brought *b)
+{
+    for (int32_t j = 0; j < b->accepted; j++)
+        if (di_seq_is_stop(s, b->verified[j])) return 1;
+    return di_seq_is_stop(s, b->sampled);
+}
+
+/* Append them to the tokens of the request, and put their events from e on. 0, and nothing counts as written, where one of
+ * them ends the request. */
+static inline int put(const columns *o, int32_t e, const di_seq *s, const brought *b)
+{
+    uint32_t may_stop = di_seq_may_stop(s, b->sampled);
+    for (int32_t j = 0; j < b->accepted; j++) may_stop |= di_seq_may_stop(s, b->verified[j]);
+    if (may_stop && brings_stop(s, b)) return 0;
+    int32_t *to = s->tokens + s->len, index = di_seq_output_len(s);
+    for (int32_t j = 0; j < b->accepted; j++, e++) {
+        o->token_id[e] = *to++ = b->verified[j];
+        o->logprob[e] = di_append_logprob(b->verified_logprob, j);
+        o->flags[e] = DI_EVENT_FLAG_FROM_DRAFT;
+        o->seq_uid[e] = s->uid;
+        o->output_index[e] = ++index;
+        o->prompt_len[e] = s->prompt_len;
     }
-    a->token_id[e] = *tokens = t->sampled[i];
-    a->logprob[e] = di_append_logprob(t->logprob, i);
-    put_identity(a, e, s, n_output + 1);
-    a->count = e + 1;
+    o->token_id[e] = *to = b->sampled;
+    o->logprob[e] = b->logprob;
+    o->seq_uid[e] = s->uid;
+    o->output_index[e] = index + 1;
+    o->prompt_len[e] = s->prompt_len;
+    return 1;
 }
 
 /* Rows that verify drafts. */
-static int32_t append_several_each(di_core *c, di_step *step, int32_t i, bounds b, const di_tokens *t,
+static int32_t append_several_each(di_core *c, di_step *step, int32_t i, bounds b, const di_tokens *tokens,
                                    di_event_arena *a)
 {
-    int32_t from = i, k = c->cfg.num_draft, n_conf = a->n_conf, has_confidence = t->confidence && k > 0;
-    for (; i < step->n; i++) {
+    const di_tokens t = *tokens;
+    const columns o = columns_of(a);
+    const int32_t from = i, n = step->n, k = c->cfg.num_draft;
+    const uint8_t drafts = has_drafts(c, &t);
+    int32_t e = a->count, conf = t.confidence && k > 0 ? a->n_conf : -1;
+    for (; i < n; i++) {
         di_append_look_ahead(step, i);
         di_row *r = &step->rows[i];
         di_seq *s = r->seq;
-        if (!is_ordinary(r, t->status[i])) break;
-        int32_t accepted = di_output_accepted(step, i, t);
-        uint32_t may_stop = di_seq_may_stop(s, t->sampled[i]);
-        for (int32_t j = 0; j < accepted; j++) may_stop |= di_seq_may_stop(s, t->verified[r->first + j]);
-        if (!goes_on(b, s, accepted + 1) || (may_stop && has_stop(s, r, t->sampled[i], accepted, t))) break;
-        put(a, s, r, i, accepted, t);
-        int32_t e = a->count - 1;
-        if (r->q > 1 || t->confidence) {
-            a->drafted[e] = (int16_t)(r->q - 1);
-            a->accepted[e] = (int16_t)accepted;
+        if (!is_ordinary(r, t.status[i])) break;
+        const int32_t first = r->first, q = r->q;
+        const brought row = {
+            .verified = t.verified ? t.verified + first : NULL,
+            .verified_logprob = t.verified_logprob ? t.verified_logprob + first : NULL,
+            .accepted = di_output_accepted(step, i, &t), .sampled = t.sampled[i],
+            .logprob = di_append_logprob(t.logprob, i),
+        };
+        if (!goes_on(b, s, row.accepted + 1) || !put(&o, e, s, &row)) break;
+        e += row.accepted;
+        if (q > 1 || t.confidence) {
+            o.drafted[e] = (int16_t)(q - 1);
+            o.accepted[e] = (int16_t)row.accepted;
         }
-        if (has_confidence) a->conf_offset[e] = n_conf + (i - from) * k;
+        if (conf >= 0) {
+            o.conf_offset[e] = conf;
+            conf += k;
+        }
+        e++;
         /* Before has_drafts is written: the flags beside it are read with one load, which would wait for that byte. */
-        count_out(r, accepted + 1);
-        di_append_keep_drafts(c, r, s, i, t);
+        count_out(r, row.accepted + 1);
+        s->has_drafts = drafts;
     }
-    if (has_confidence && i > from) copy_confidences(c, a, from, i - from, t);
+    a->count = e;
+    if (k > 0) keep_drafts(c, step, from, i, &t);
+    if (conf >= 0 && i > from) copy_confidences(c, a, from, i - from, &t);
     return i;
 }
 

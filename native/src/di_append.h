@@ -22,7 +22,7 @@ int32_t di_append_run(di_core *c, di_step *step, int32_t i, const di_tokens *t, 
 /* Bring the lines that rows ahead of i will touch. */
 void di_append_look_ahead(const di_step *step, int32_t i);
 /* The drafts that the sampler proposes for row i are the next ones of its request s. */
-void di_append_keep_drafts(di_core *c, const di_row *r, di_seq *s, int32_t i, const di_tokens *t);
+void di_append_keep_drafts(const di_core *c, const di_step *step, di_seq *s, int32_t i, const di_tokens *t);
 /* Event e is the last of row i in its step: it says how the drafts did. */
 void di_append_step_end(const di_core *c, di_event_arena *a, int32_t e, int32_t i, int32_t drafted, int32_t accepted,
                         const di_tokens *t);

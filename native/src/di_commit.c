@@ -131,7 +131,7 @@ static int append_tokens(di_core *c, di_step *step, int32_t i, const di_tokens *
     int code = offer(c, s);
     if (code) return code;
     if (reason == DI_FINISH_NONE) {
-        if (c->cfg.num_draft > 0) di_append_keep_drafts(c, r, s, i, t);
+        if (c->cfg.num_draft > 0) di_append_keep_drafts(c, step, s, i, t);
         return c->cfg.engine_type == DI_ENGINE_PROMPT ? hand_off(c, s, e, a) : 0;
     }
     di_events_note(a, DI_EVENT_ENDS);

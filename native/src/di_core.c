@@ -56,6 +56,15 @@ void di_core_set_phase(di_core *c, di_seq *s, uint8_t phase)
     pthread_mutex_unlock(&c->clients.lock);
 }
 
+int di_core_take_row(di_core *c, di_seq *s)
+{
+    int code = di_pool_take(&c->row, 1, &s->row_slot);
+    if (code) return code;
+    c->admitted++;
+    di_varlen_forget_row(&c->varlen, s->row_slot);
+    return 0;
+}
+
 int di_core_release(di_core *c, di_seq *s)
 {
     int code = 0;

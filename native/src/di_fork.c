@@ -126,9 +126,8 @@ static int clone(di_core *c, di_step *step, const di_seq *parent, di_seq *child,
     int code = clone_blocks(c, parent, child, shared, fresh, step->id, o);
     if (!code) code = clone_slot(&c->swa, DI_POOL_SWA, parent->swa_slot, &child->swa_slot, step->id, o);
     if (!code) code = clone_slot(&c->state, DI_POOL_STATE, parent->state_slot, &child->state_slot, step->id, o);
-    if (!code) code = di_pool_take(&c->row, 1, &child->row_slot);
+    if (!code) code = di_core_take_row(c, child);
     if (code) return DI_E_INTERNAL;     /* can_clone was true */
-    c->admitted++;
     unlink_child(c, child);
     code = di_policy_start_running(c, child);
     /* All but its last token is computed: its first one comes from this decode step. */

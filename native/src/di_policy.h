@@ -20,6 +20,8 @@ int di_policy_start_running(di_core *c, di_seq *s);
 void di_policy_compact(di_core *c);
 /* Append a row to the step. */
 void di_policy_add_row(di_core *c, di_step *step, di_seq *s, int32_t start, int32_t q, int is_last_chunk);
+/* Append a row for each of the first n candidates of a decode pass; lengths NULL: K + 1 tokens each. */
+void di_policy_add_decode_rows(di_core *c, di_step *step, int32_t n, const int32_t *lengths);
 /* Note new table entries [from, n_blocks) of a request. */
 void di_policy_note_blocks(di_core *c, di_outputs *o, const di_seq *s, int32_t from);
 

@@ -237,15 +237,7 @@ int di_policy_decode(di_core *c, di_step *step, di_outputs *o)
     const int32_t *lengths = NULL;
     code = di_varlen_lengths(c, n, &lengths);
     if (code) return code;
-    for (int32_t i = 0; i < n; i++) {
-        di_seq *s = c->candidates[i];
-        /* No store where there is nothing to change: add_row reads the flags beside it. */
-        if (s->holds) s->holds = 0;
-        /* The table of an injected request or a clone comes with its first step: a call that makes none is not seen. */
-        if (s->last_step == 0) di_policy_note_blocks(c, o, s, 0);
-        int32_t q = lengths ? lengths[i] : c->dim.q;
-        di_policy_add_row(c, step, s, s->cached + (int32_t)s->inflight * c->dim.q, q, 0);
-    }
+    di_policy_add_decode_rows(c, step, n, lengths);
     if (n > 0) {
         c->count.holds += (uint64_t)o->n_held;
         for (int32_t i = 0, h = 0; h < o->n_held && i < c->n_running; i++)

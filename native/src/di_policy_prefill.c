@@ -80,12 +80,11 @@ static int admit(di_core *c, di_seq *s, const di_hit *hit, di_outputs *o)
     if (!code) code = di_pool_take(&c->main, blocks - hit->n_blocks, s->blocks + hit->n_blocks);
     if (!code) code = take_slot(&c->swa, &s->swa_slot);
     if (!code) code = take_slot(&c->state, &s->state_slot);
-    if (!code) code = di_pool_take(&c->row, 1, &s->row_slot);
+    if (!code) code = di_core_take_row(c, s);
     /* has_resources was true, so a refusal here means that the pools contradict themselves. */
     if (code) return DI_E_INTERNAL;
     s->n_blocks = blocks;
     s->cached = hit->start;
-    c->admitted++;
     di_policy_note_blocks(c, o, s, 0);
     if (s->state_slot) note_zero(o, DI_POOL_STATE, s->state_slot);
     if (s->swa_slot && c->cfg.zero_swa_on_alloc) note_zero(o, DI_POOL_SWA, s->swa_slot);

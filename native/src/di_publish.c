@@ -1,6 +1,3 @@
-/* A row costs little when it is where it was depth + 1 steps ago: identity and slots stay in the arrays of the ring
- * slot, and only positions, lengths and the row map are written. di_policy_add_row does it as the policy chooses rows,
- * so that a request is touched once. */
 #include "di_publish.h"
 
 #include <string.h>
@@ -114,91 +111,6 @@ void di_publish_begin(di_core *c, di_step *step, di_outputs *o, int32_t kind)
     o->record.seqlens_k.data = o->seqlens_k;
     o->n_delta = o->n_zero = o->n_finished = o->n_ignored = o->n_held = o->n_preempted = 0;
     o->n_clone_slots = o->n_clone_blocks = 0;
-}
-
-/* A request that comes to row i: everything that it keeps as long as it stays there. */
-static void place_row(di_step *step, int32_t i, const di_seq *s)
-{
-    di_row *r = &step->rows[i];
-    di_outputs *o = step->out;
-    o->seq_uid[i] = r->uid = s->uid;
-    o->generation[i] = r->generation = s->generation;
-    o->row_slot[i] = r->row_slot = s->row_slot;
-    o->state_slot[i] = r->state_slot = s->state_slot;
-    o->swa_slot[i] = r->swa_slot = s->swa_slot;
-    o->draft_write_slot[i] = r->draft_slot = s->draft_slot;
-    /* A decoded position is a window or more behind the start of any replay: it sees no truncated window. */
-    o->swa_valid_start[i] = step->kind == DI_STEP_PREFILL ? s->swa_valid_start : 0;
-    o->hit_tokens[i] = o->replayed_tokens[i] = 0;
-    r->blocks = s->blocks;
-    r->kind = step->kind;
-    step->n_placed++;
-}
-
-/* What few requests ask of the sampler beyond their parameters. A row that stays where it was has been through this. */
-static void note_wants(di_step *step, int32_t i, di_seq *s, int32_t start, int32_t q, int is_last_chunk)
-{
-    di_row *r = &step->rows[i];
-    int is_prefill = step->kind == DI_STEP_PREFILL;
-    if (is_prefill) step->out->n_prompt_rows[i] = 0;
-    if (!s->wants) return;
-    if (s->wants & DI_WANTS_HISTORY && !s->is_counted && (!is_prefill || is_last_chunk)) {
-        r->gets_history = s->is_counted = 1;
-        step->n_history += s->len;
-    }
-    if (!is_prefill || !(s->wants & DI_WANTS_PROMPT) || s->prompt_told) return;
-    /* Position p gives the log-probability of prompt token p + 1. */
-    int32_t end = start + q < s->prompt_len ? start + q : s->prompt_len - 1, n = end > start ? end - start : 0;
-    step->out->n_prompt_rows[i] = n;
-    step->n_prompt_rows += n;
-    if (is_last_chunk) step->n_prompt_told += s->prompt_len;
-}
-
-void di_policy_add_row(di_core *c, di_step *step, di_seq *s, int32_t start, int32_t q, int is_last_chunk)
-{
-    di_outputs *o = step->out;
-    int32_t i = step->n++, k = start + q;
-    di_row *r = &step->rows[i];
-    int is_kept = r->uid == s->uid && r->generation == s->generation && r->kind == DI_STEP_DECODE;
-    r->gets_history = 0;
-    if (!is_kept || step->kind != DI_STEP_DECODE) {
-        place_row(step, i, s);
-        note_wants(step, i, s, start, q, is_last_chunk);
-    }
-    int is_mapped = s->inflight > 0;
-    r->seq = s;
-    r->start = start;
-    r->q = o->seqlens_q[i] = q;
-    r->first = step->t;
-    r->full_len = o->full_len[i] = s->len;
-    r->n_blocks = s->n_blocks;
-    r->remap = o->remap[i] = is_mapped ? s->last_row : -1;
-    r->inflight = o->inflight[i] = s->inflight;
-    r->is_last_chunk = o->is_last_chunk[i] = (uint8_t)is_last_chunk;
-    r->has_drafts = s->has_drafts;
-    o->seqlens_k[i] = k;
-    o->cached[i] = s->cached;
-    o->draft_read_slot[i] = di_row_draft_read(r);
-    step->t += q;
-    step->sum_qk += (int64_t)q * k;
-    step->min_k = i == 0 || k < step->min_k ? k : step->min_k;
-    step->max_k = k > step->max_k ? k : step->max_k;
-    step->n_identity += r->remap == i;
-    s->last_step = c->launched + 1;
-    s->last_row = i;
-    s->inflight++;
-    s->inflight_all++;
-}
-
-void di_policy_note_blocks(di_core *c, di_outputs *o, const di_seq *s, int32_t from)
-{
-    c->table_changes += (uint64_t)(s->n_blocks - from);
-    for (int32_t column = from; column < s->n_blocks; column++) {
-        int32_t *entry = &o->bt_delta[3 * o->n_delta++];
-        entry[0] = s->row_slot;
-        entry[1] = column;
-        entry[2] = s->blocks[column];
-    }
 }
 
 /* CSR tables: copied unless the ring slot holds those of the same rows and no table has grown since. */

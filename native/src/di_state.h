@@ -180,6 +180,8 @@ int di_core_leave(di_core *c, int code);
 
 /* Move a request to another phase and keep the counts. Takes the client lock. */
 void di_core_set_phase(di_core *c, di_seq *s, uint8_t phase);
+/* A row slot for a request that is admitted. What di_pool_take returns. */
+int di_core_take_row(di_core *c, di_seq *s);
 /* Consume all handles of a request: its units go back at epoch last_step. */
 int di_core_release(di_core *c, di_seq *s);
 /* Take a request out of the running set; the hole is closed by the next decode pass. */
@@ -197,7 +199,9 @@ void di_core_drop(di_core *c, di_seq *s);
 /* Loops over requests look this many ahead: their hot lines are read before they are needed. */
 enum { DI_AHEAD = 8 };
 #if defined(__GNUC__)
-#define DI_PREFETCH(p) __builtin_prefetch(p)
+/* The empty statement counts as an effect. gcc takes a function that only fetches ahead for one that does nothing, and
+ * drops the calls of it. */
+#define DI_PREFETCH(p) do { __builtin_prefetch(p); __asm__ volatile(""); } while (0)
 #else
 #define DI_PREFETCH(p) ((void)(p))
 #endif

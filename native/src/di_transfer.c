@@ -33,8 +33,7 @@ int di_transfer_admit(di_core *c)
     for (di_seq *s = di_queue_head(&c->queue); s && c->live_running < c->cfg.max_num_seqs;
          s = di_queue_head(&c->queue)) {
         di_queue_remove(&c->queue, s);
-        if (di_pool_take(&c->row, 1, &s->row_slot)) return DI_E_INTERNAL;
-        c->admitted++;
+        if (di_core_take_row(c, s)) return DI_E_INTERNAL;
         size_t bytes = (size_t)c->cfg.num_draft * sizeof *s->handed_drafts;
         if (s->has_drafts) memcpy(di_core_drafts(c, s->row_slot), s->handed_drafts, bytes);
         int code = di_policy_start_running(c, s);

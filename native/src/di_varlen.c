@@ -5,8 +5,6 @@
 #include "di_state.h"
 #include "di_verify.h"
 
-enum { NEWEST = 1, BEFORE = 2, FLIP = 4, NONE = 8, LINE = 64 };
-
 int di_varlen_create(di_core *c)
 {
     di_varlen *v = &c->varlen;
@@ -17,8 +15,8 @@ int di_varlen_create(di_core *c)
 #define TAKE(name, count) ok = ok && (v->name = di_arena_take(&c->arena, (count), sizeof *v->name)) != NULL
     TAKE(sizes, DI_MAX_GRAPH_SIZES);
     TAKE(ms, DI_MAX_GRAPH_SIZES);
-    v->stride = (sizeof(di_known) + 2 * k * sizeof(float) + LINE - 1) / LINE * LINE;
-    TAKE(known, (n + 1) * v->stride + DI_MAX_DRAFT_STEPS * sizeof(float));
+    TAKE(known.rounds, n + 1);
+    for (int i = 0; i < 2; i++) TAKE(known.values[i], (n + 1) * k + DI_MAX_DRAFT_STEPS);
     TAKE(budget, n * k + DI_MAX_DRAFT_STEPS);
     TAKE(share, n * k + DI_MAX_DRAFT_STEPS);
     TAKE(lengths, n);
@@ -33,55 +31,29 @@ int di_varlen_create(di_core *c)
     return ok && v->scratch ? 0 : DI_E_CAPACITY;
 }
 
-static inline di_known *known_of(const di_varlen *v, int32_t slot)
+/* The newest values of a row slot, and those before, where they were brought. */
+static inline const float *newest_of(const di_varlen *v, int32_t slot, int32_t k)
 {
-    return (di_known *)(void *)(v->known + (size_t)slot * v->stride);
+    uint8_t rounds = v->known.rounds[slot];
+    return rounds & DI_ROUND_NEWEST ? v->known.values[rounds & DI_ROUND_FLIP] + (size_t)slot * (size_t)k : NULL;
+}
+static inline const float *before_of(const di_varlen *v, int32_t slot, int32_t k)
+{
+    uint8_t rounds = v->known.rounds[slot];
+    return rounds & DI_ROUND_BEFORE ? v->known.values[~rounds & DI_ROUND_FLIP] + (size_t)slot * (size_t)k : NULL;
 }
 
-/* Rounds of a request; none where the slot's are another one's. */
-static inline uint8_t rounds_of(const di_known *known, uint64_t uid, uint32_t generation)
-{
-    return known->uid == uid && known->generation == generation ? known->rounds : 0;
-}
-
-/* Its newest values, and those before, where they were brought. */
-static inline const float *newest_of(const di_known *known, uint8_t rounds, int32_t k)
-{
-    return rounds & NEWEST ? known->values + (rounds & FLIP ? k : 0) : NULL;
-}
-static inline const float *before_of(const di_known *known, uint8_t rounds, int32_t k)
-{
-    return rounds & BEFORE ? known->values + (rounds & FLIP ? 0 : k) : NULL;
-}
-
-void di_varlen_keep(di_core *c, const di_row *r, const int32_t *drafts, const float *confidence)
-{
-    const di_varlen *v = &c->varlen;
-    if (!v->is_on) return;
-    di_known *known = known_of(v, r->row_slot);
-    uint8_t old = rounds_of(known, r->uid, r->generation);
-    known->uid = r->uid;
-    known->generation = r->generation;
-    known->rounds = (uint8_t)((~old & FLIP) | (old & NEWEST ? BEFORE : 0) | (drafts ? NEWEST : 0) |
-                              (!drafts || drafts[0] < 0 ? NONE : 0));
-    if (!drafts) return;
-    int32_t k = c->cfg.num_draft;
-    float *to = known->values + (known->rounds & FLIP ? k : 0), all = 1;
-    for (int32_t j = 0; j < k; j++) {
-        float x = confidence ? confidence[j] : 1;
-        x = x > 0 ? x : 0;      /* NaN counts as 0 */
-        x = x < 1 ? x : 1;
-        to[j] = all *= drafts[j] < 0 ? 0 : x;
-    }
-}
-
-/* A row of values, and what lies behind it up to DI_MAX_DRAFT_STEPS: the next row overwrites that. A number that is known
- * when this is compiled takes a few instructions, K rounds of a loop many. */
+/* A row of values, and what lies behind it up to a number that is known when this is compiled: the next row overwrites
+ * that. It takes a few instructions, K rounds of a loop many. */
 static inline void put(float *to, int32_t k, const float *from, float otherwise)
 {
-    if (from) memcpy(to, from, DI_MAX_DRAFT_STEPS * sizeof *to);
-    else
+    enum { HALF = DI_MAX_DRAFT_STEPS / 2 };
+    if (from) {
+        memcpy(to, from, HALF * sizeof *to);
+        if (k > HALF) memcpy(to + HALF, from + HALF, HALF * sizeof *to);
+    } else {
         for (int32_t j = 0; j < k; j++) to[j] = otherwise;
+    }
 }
 
 /* How many of the step's candidates continue the step in flight. */
@@ -102,15 +74,12 @@ static int count_mapped(const di_core *c, int32_t n, int32_t *mapped)
 static void gather_mapped(di_core *c, int32_t n)
 {
     di_varlen *v = &c->varlen;
-    const di_step *before = di_core_step(c, c->launched);
+    const di_row *before = di_core_step(c, c->launched)->rows;
     int32_t k = c->cfg.num_draft;
     for (int32_t i = 0; i < n; i++) {
         const di_seq *s = c->candidates[i];
-        const float *newest = NULL;
-        if (s->inflight) {      /* the row slot of the row in flight, which lies nearer than the request's own */
-            const di_known *known = known_of(v, before->rows[s->last_row].row_slot);
-            newest = newest_of(known, rounds_of(known, s->uid, s->generation), k);
-        }
+        /* The row slot of the row in flight lies nearer than the request's own. */
+        const float *newest = s->inflight ? newest_of(v, before[s->last_row].row_slot, k) : NULL;
         put(v->budget + (size_t)i * (size_t)k, k, newest, s->inflight ? 1 : 0);
     }
 }
@@ -122,10 +91,8 @@ static void gather_fresh(di_core *c, int32_t n)
     int32_t k = c->cfg.num_draft;
     for (int32_t i = 0; i < n; i++) {
         const di_seq *s = c->candidates[i];
-        const di_known *known = known_of(v, s->row_slot);
-        uint8_t rounds = rounds_of(known, s->uid, s->generation);
-        int has_drafts = s->has_drafts && !(rounds & NONE);
-        const float *newest = newest_of(known, rounds, k), *before = before_of(known, rounds, k);
+        int has_drafts = s->has_drafts && !(v->known.rounds[s->row_slot] & DI_ROUND_NONE);
+        const float *newest = newest_of(v, s->row_slot, k), *before = before_of(v, s->row_slot, k);
         put(v->share + (size_t)i * (size_t)k, k, has_drafts ? newest : NULL, has_drafts ? 1 : 0);
         put(v->budget + (size_t)i * (size_t)k, k, has_drafts ? before : NULL, has_drafts ? 1 : 0);
     }

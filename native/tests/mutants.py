@@ -39,6 +39,7 @@ KILLERS = (
     "test_pin.py",
     "test_sampler_wishes.py",
     "test_pack_reference.py",
+    "test_verify.py",
 )
 TIME_LIMIT_S = 240
 
@@ -134,22 +135,20 @@ MUTANTS = (
     ),
     Mutant("token_of_a_failed_row_is_kept", "di_commit.c", "j < accepted + is_ok && ", "j <= accepted && "),
     Mutant("cached_counts_rejected_drafts", "di_append.c", "s->cached += n;", "s->cached += r->q;"),
-    Mutant("stop_ids_go_on", "di_append.c", "(may_stop && has_stop(s, r, t->sampled[i], accepted, t))", "0"),
+    Mutant("stop_ids_go_on", "di_append.c", "if (may_stop && brings_stop(s, b)) return 0;", ""),
     Mutant(
         "stop_id_of_a_row_without_drafts",
         "di_append.c",
         "if (di_seq_may_stop(s, token) && di_seq_is_stop(s, token)) break;",
         "",
     ),
-    Mutant(
-        "accepted_stop_ids_go_on", "di_append.c", "if (di_seq_is_stop(s, t->verified[r->first + j])) return 1;", ";"
-    ),
+    Mutant("accepted_stop_ids_go_on", "di_append.c", "if (di_seq_is_stop(s, b->verified[j])) return 1;", ";"),
     Mutant("only_the_last_stop_id", "di_seq.c", "s->stop_mask |= di_seq_stop_bits", "s->stop_mask = di_seq_stop_bits"),
     Mutant(
         "index_of_an_accepted_draft",
         "di_append.c",
-        "a->output_index[e] = ++n_output;",
-        "a->output_index[e] = n_output++;",
+        "o->output_index[e] = ++index;",
+        "o->output_index[e] = index++;",
     ),
     Mutant("kept_places_of_other_rows", "di_pack_decode.c", "is_even && step->n_placed == 0 &&", "is_even &&"),
     Mutant("kept_places_of_spare_arrays", "di_pack_decode.c", " && s->kept_rows == step->rows", ""),
@@ -161,15 +160,21 @@ MUTANTS = (
     Mutant("plain_events_of_any_row", "di_commit.c", "        a->plain = 0;\n", ""),
     Mutant("plain_events_of_ended_requests", "di_events.c", "        a->plain = 0;\n", ""),
     Mutant("flags_of_an_accepted_draft", "di_append.c", "= DI_EVENT_FLAG_FROM_DRAFT;", "= DI_EVENT_FLAG_LAST;"),
-    Mutant("sampled_token_counts_as_drafted", "di_append.c", "= (int16_t)(r->q - 1);", "= (int16_t)r->q;"),
+    Mutant("sampled_token_counts_as_drafted", "di_append.c", "= (int16_t)(q - 1);", "= (int16_t)q;"),
     Mutant(
         "sampled_token_counts_as_accepted",
         "di_append.c",
-        "            a->accepted[e] = (int16_t)accepted;",
-        "            a->accepted[e] = (int16_t)(accepted + 1);",
+        "o.accepted[e] = (int16_t)row.accepted;",
+        "o.accepted[e] = (int16_t)(row.accepted + 1);",
     ),
-    Mutant("values_of_another_request", "di_varlen.c", "known->uid == uid && ", ""),
-    Mutant("values_from_before_a_preemption", "di_varlen.c", " && known->generation == generation ?", " ?"),
+    Mutant("values_of_another_request", "di_core.c", "    di_varlen_forget_row(&c->varlen, s->row_slot);\n", ""),
+    Mutant("values_of_the_wrong_round", "di_varlen.h", "(~old & DI_ROUND_FLIP)", "(old & DI_ROUND_FLIP)"),
+    Mutant("no_drafts_count_as_some", "di_varlen.h", "(!drafts || drafts[0] < 0 ? DI_ROUND_NONE : 0)", "0"),
+    Mutant("drafts_copied_short", "di_append.c", "    memcpy(to + k - 4, from + k - 4, FOUR);\n", ""),
+    Mutant(
+        "sizes_left_out_too_early", "di_verify_total.c", "ahead[x] = rest = least[x]", "ahead[x] = rest = 2 * least[x]"
+    ),
+    Mutant("sizes_skipped_too_easily", "di_verify_total.c", "SURELY = 1 - 1e-9", "SURELY = 1.01"),
     Mutant(
         "drafts_stay_behind_at_hand_off",
         "di_transfer.c",
@@ -271,12 +276,15 @@ MUTANTS = (
     Mutant("history_lost_by_preemption", "di_policy_decode.c", "s->holds = s->is_counted = 0;", "s->holds = 0;"),
     Mutant(
         "history_before_the_prompt_ends",
-        "di_publish.c",
+        "di_policy_rows.c",
         "!s->is_counted && (!is_prefill || is_last_chunk)",
         "!s->is_counted",
     ),
     Mutant(
-        "score_of_the_first_output_token", "di_publish.c", ": s->prompt_len - 1, n = end", ": s->prompt_len, n = end"
+        "score_of_the_first_output_token",
+        "di_policy_rows.c",
+        ": s->prompt_len - 1, n = end",
+        ": s->prompt_len, n = end",
     ),
     Mutant(
         "prompt_score_one_early",

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from native_driver import VOCAB, Driver, small_config
 
-from deepinfer_contracts import FinishReason
+from deepinfer_contracts import FinishReason, SamplerOutput
+from deepinfer_native import Core
 
 COLUMNS = (
     "seq_uid",
@@ -99,3 +100,33 @@ def test_quick_commit_leaves_rows_that_failed_to_the_plain_one(case):
     quick, plain = (run(case, 5, is_plain, bad_rows=(9, 14, 23)) for is_plain in (False, True))
     assert quick.batches == plain.batches
     assert any(int(FinishReason.ENGINE) in batch[COLUMNS.index("finish_reason")] for batch in quick.batches)
+
+
+def proposed(sampled, drafts, rows=None):
+    """A row of one request: nothing of ``rows`` was accepted."""
+    return SamplerOutput(
+        sampled_ids=np.array([sampled], np.int32),
+        sampled_logprob=np.zeros(1, np.float32),
+        row_status=np.zeros(1, np.int8),
+        draft_ids=np.array([drafts], np.int32),
+        verified_ids=None if rows is None else np.full(rows, -1, np.int32),
+        accepted=None if rows is None else np.zeros(1, np.int32),
+    )
+
+
+@pytest.mark.parametrize("k", range(1, 16))
+def test_drafts_of_any_number_are_verified_as_proposed(k):
+    with Core(small_config(num_draft=k, max_num_seqs=2)) as core:
+        core.submit([1, 2, 3], max_tokens=40)
+        rows = None  # the prompt's step verifies nothing
+        for sampled in (5, 6, 7):
+            drafts = [sampled + 1 + j for j in range(k)]
+            step = core.schedule_local()
+            core.pack(step.step_id)
+            core.commit(step.step_id, proposed(sampled, drafts, rows))
+            core.step_done(step.step_id)
+            step = core.schedule_local()
+            assert core.pack(step.step_id).input_ids.tolist() == [sampled, *drafts]
+            core.commit(step.step_id, proposed(50, [0] * k, k + 1))
+            core.step_done(step.step_id)
+            rows = k + 1
