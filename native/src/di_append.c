@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "di_append_put.h"
+
 int di_append_is_possible(const di_core *c, const di_step *step, const di_tokens *t)
 {
     /* An injected request owes the event of its first token, and alternatives have columns of their own. */
@@ -143,70 +145,15 @@ static int32_t append_one_each(di_step *step, int32_t i, bounds b, const di_toke
     return i;
 }
 
-/* Where the events of a step are written. Copies of the arena's pointers, which the compiler need not read again after
- * each store. */
-typedef struct columns {
-    uint64_t *seq_uid;
-    int32_t *token_id, *output_index, *prompt_len, *conf_offset;
-    float *logprob;
-    uint16_t *flags;
-    int16_t *drafted, *accepted;
-} columns;
-
-static inline columns columns_of(const di_event_arena *a)
-{
-    return (columns){.seq_uid = a->seq_uid, .token_id = a->token_id, .output_index = a->output_index,
-                     .prompt_len = a->prompt_len, .conf_offset = a->conf_offset, .logprob = a->logprob,
-                     .flags = a->flags, .drafted = a->drafted, .accepted = a->accepted};
-}
-
-/* The tokens that a row brings: its accepted drafts and the sampled one. */
-typedef struct brought {
-    const int32_t *verified;            /* from the row's first on */
-    const float *verified_logprob;      /* NULL: their events say 0 */
-    int32_t accepted, sampled;
-    float logprob;
-} brought;
-
-/* Whether one of them is a stop id. */
-static int brings_stop(const di_seq *s, const brought *b)
-{
-    for (int32_t j = 0; j < b->accepted; j++)
-        if (di_seq_is_stop(s, b->verified[j])) return 1;
-    return di_seq_is_stop(s, b->sampled);
-}
-
-/* Append them to the tokens of the request, and put their events from e on. 0, and nothing counts as written, where one of
- * them ends the request. */
-static inline int put(const columns *o, int32_t e, const di_seq *s, const brought *b)
-{
-    uint32_t may_stop = di_seq_may_stop(s, b->sampled);
-    for (int32_t j = 0; j < b->accepted; j++) may_stop |= di_seq_may_stop(s, b->verified[j]);
-    if (may_stop && brings_stop(s, b)) return 0;
-    int32_t *to = s->tokens + s->len, index = di_seq_output_len(s);
-    for (int32_t j = 0; j < b->accepted; j++, e++) {
-        o->token_id[e] = *to++ = b->verified[j];
-        o->logprob[e] = di_append_logprob(b->verified_logprob, j);
-        o->flags[e] = DI_EVENT_FLAG_FROM_DRAFT;
-        o->seq_uid[e] = s->uid;
-        o->output_index[e] = ++index;
-        o->prompt_len[e] = s->prompt_len;
-    }
-    o->token_id[e] = *to = b->sampled;
-    o->logprob[e] = b->logprob;
-    o->seq_uid[e] = s->uid;
-    o->output_index[e] = index + 1;
-    o->prompt_len[e] = s->prompt_len;
-    return 1;
-}
-
 /* Rows that verify drafts. */
 static int32_t append_several_each(di_core *c, di_step *step, int32_t i, bounds b, const di_tokens *tokens,
                                    di_event_arena *a)
 {
     const di_tokens t = *tokens;
-    const columns o = columns_of(a);
+    const di_columns o = di_columns_of(a);
     const int32_t from = i, n = step->n, k = c->cfg.num_draft;
+    /* The verified ids end behind those of the last row. */
+    const int32_t last_of_four = DI_HAS_FOUR && t.verified ? step->t - 4 : -1;
     const uint8_t drafts = has_drafts(c, &t);
     int32_t e = a->count, conf = t.confidence && k > 0 ? a->n_conf : -1;
     for (; i < n; i++) {
@@ -215,13 +162,15 @@ static int32_t append_several_each(di_core *c, di_step *step, int32_t i, bounds 
         di_seq *s = r->seq;
         if (!is_ordinary(r, t.status[i])) break;
         const int32_t first = r->first, q = r->q;
-        const brought row = {
+        const di_brought row = {
             .verified = t.verified ? t.verified + first : NULL,
             .verified_logprob = t.verified_logprob ? t.verified_logprob + first : NULL,
             .accepted = di_output_accepted(step, i, &t), .sampled = t.sampled[i],
             .logprob = di_append_logprob(t.logprob, i),
         };
-        if (!goes_on(b, s, row.accepted + 1) || !put(&o, e, s, &row)) break;
+        if (!goes_on(b, s, row.accepted + 1)) break;
+        const int is_four = row.accepted < 4 && first <= last_of_four;
+        if (!(is_four ? di_put_four(&o, e, s, &row) : di_put_each(&o, e, s, &row))) break;
         e += row.accepted;
         if (q > 1 || t.confidence) {
             o.drafted[e] = (int16_t)(q - 1);
@@ -237,6 +186,7 @@ static int32_t append_several_each(di_core *c, di_step *step, int32_t i, bounds 
         s->has_drafts = drafts;
     }
     a->count = e;
+    if (last_of_four >= 0) memset(o.flags + e, 0, DI_EVENT_ROOM * sizeof *o.flags);
     if (k > 0) keep_drafts(c, step, from, i, &t);
     if (conf >= 0 && i > from) copy_confidences(c, a, from, i - from, &t);
     return i;

@@ -82,7 +82,7 @@ static di_event_arena *make_arena(const di_events *e)
 {
     di_event_arena *a = calloc(1, sizeof *a);
     if (!a) return NULL;
-    size_t n = (size_t)e->capacity, n_conf = n * (size_t)e->num_draft;
+    size_t n = (size_t)e->capacity + DI_EVENT_ROOM, n_conf = (size_t)e->capacity * (size_t)e->num_draft;
     size_t bytes = lay_out(a, n, n_conf, NULL);
     a->memory = calloc(1, bytes + LINE);
     if (!a->memory) {

@@ -23,6 +23,8 @@
 #include "di_prefix_index.h"
 
 enum { DI_MAX_STOP_IDS = 64, DI_MAX_BIAS = 1024, DI_MAX_TOP_LOGPROBS = 1000 };
+/* Entries behind the last token, and behind the last event of a column, that a commit may write before they count. */
+enum { DI_EVENT_ROOM = 4 };
 enum { DI_PRIORITY_LOW = -8, DI_PRIORITY_HIGH = 7 };
 
 typedef struct di_seq di_seq;
@@ -57,7 +59,7 @@ struct di_seq {
     uint64_t uid;
     uint32_t generation;      /* recomputations */
     uint32_t stop_mask;       /* di_seq_stop_bits of every stop id: nearly all tokens are no stop id at one look */
-    int32_t *tokens;          /* [cap_tokens] */
+    int32_t *tokens;          /* [cap_tokens], and DI_EVENT_ROOM behind */
     uint8_t phase;            /* changed under the client lock, read anywhere on the engine thread */
     uint8_t inflight;         /* launched, uncommitted steps of this generation */
     uint8_t inflight_all;     /* ... of every generation */

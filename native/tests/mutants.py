@@ -135,18 +135,18 @@ MUTANTS = (
     ),
     Mutant("token_of_a_failed_row_is_kept", "di_commit.c", "j < accepted + is_ok && ", "j <= accepted && "),
     Mutant("cached_counts_rejected_drafts", "di_append.c", "s->cached += n;", "s->cached += r->q;"),
-    Mutant("stop_ids_go_on", "di_append.c", "if (may_stop && brings_stop(s, b)) return 0;", ""),
+    Mutant("stop_ids_go_on", "di_append_put.h", "(2) << b->accepted) - 1)", "(1) << b->accepted) - 1)"),
     Mutant(
         "stop_id_of_a_row_without_drafts",
         "di_append.c",
         "if (di_seq_may_stop(s, token) && di_seq_is_stop(s, token)) break;",
         "",
     ),
-    Mutant("accepted_stop_ids_go_on", "di_append.c", "if (di_seq_is_stop(s, b->verified[j])) return 1;", ";"),
+    Mutant("accepted_stop_ids_go_on", "di_append_put.h", "if (di_seq_is_stop(s, b->verified[j])) return 1;", ";"),
     Mutant("only_the_last_stop_id", "di_seq.c", "s->stop_mask |= di_seq_stop_bits", "s->stop_mask = di_seq_stop_bits"),
     Mutant(
         "index_of_an_accepted_draft",
-        "di_append.c",
+        "di_append_put.h",
         "o->output_index[e] = ++index;",
         "o->output_index[e] = index++;",
     ),
@@ -159,7 +159,7 @@ MUTANTS = (
     Mutant("draft_ids_unread_but_kept", "di_check.c", "t->drafts && t->are_drafts_tokens", "1"),
     Mutant("plain_events_of_any_row", "di_commit.c", "        a->plain = 0;\n", ""),
     Mutant("plain_events_of_ended_requests", "di_events.c", "        a->plain = 0;\n", ""),
-    Mutant("flags_of_an_accepted_draft", "di_append.c", "= DI_EVENT_FLAG_FROM_DRAFT;", "= DI_EVENT_FLAG_LAST;"),
+    Mutant("flags_of_an_accepted_draft", "di_append_put.h", "= DI_EVENT_FLAG_FROM_DRAFT;", "= DI_EVENT_FLAG_LAST;"),
     Mutant("sampled_token_counts_as_drafted", "di_append.c", "= (int16_t)(q - 1);", "= (int16_t)q;"),
     Mutant(
         "sampled_token_counts_as_accepted",
@@ -170,6 +170,16 @@ MUTANTS = (
     Mutant("values_of_another_request", "di_core.c", "    di_varlen_forget_row(&c->varlen, s->row_slot);\n", ""),
     Mutant("values_of_the_wrong_round", "di_varlen.h", "(~old & DI_ROUND_FLIP)", "(old & DI_ROUND_FLIP)"),
     Mutant("no_drafts_count_as_some", "di_varlen.h", "(!drafts || drafts[0] < 0 ? DI_ROUND_NONE : 0)", "0"),
+    Mutant("stop_bit_of_a_high_nibble", "di_append_put.h", "low), _mm_set1_epi32(16))", "low), _mm_set1_epi32(15))"),
+    Mutant("flags_of_the_row_before", "di_append_put.h", "    o->flags[e] = 0;", "    ;"),
+    Mutant("flags_left_behind", "di_append.c", "DI_EVENT_ROOM * sizeof *o.flags", "0"),
+    Mutant("five_tokens_as_four", "di_append.c", "row.accepted < 4 &&", "row.accepted < 5 &&"),
+    Mutant(
+        "four_logprobs_without_the_sampled_one",
+        "di_append_put.h",
+        "di_choose4(is_last, _mm_castps_si128(_mm_set1_ps(b->logprob)), said)",
+        "said",
+    ),
     Mutant("drafts_copied_short", "di_append.c", "    memcpy(to + k - 4, from + k - 4, FOUR);\n", ""),
     Mutant(
         "sizes_left_out_too_early", "di_verify_total.c", "ahead[x] = rest = least[x]", "ahead[x] = rest = 2 * least[x]"

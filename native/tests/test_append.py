@@ -68,6 +68,7 @@ CASES = {
     "small_pool": {"num_blocks": 18, "depth": 2},
     "short_models": {"max_model_len": 40, "num_draft": 2, "depth": 2},
     "prefix_cache": {"prefix_cache": True, "prefix_key": bytes(16), "depth": 2},
+    "many_drafts": {"num_draft": 6, "depth": 2},
     "lengths": {"num_draft": 3, "verify_lengths": "confidence"},
 }
 
@@ -75,6 +76,7 @@ CASES = {
 def run(case, seed, is_plain, bad_rows=()):
     rng = np.random.default_rng(seed)
     driver = Recorder(small_config(**CASES[case]), is_plain, bad_rows)
+    driver.good_drafts = driver.config.num_draft  # all of them, now and then
     for _ in range(12):
         prompt = rng.integers(0, VOCAB, rng.integers(1, 36)).tolist()
         request = driver.submit(prompt, max_tokens=int(rng.integers(1, 30)), min_tokens=int(rng.integers(0, 9)))
