@@ -56,32 +56,24 @@ static inline void put(float *to, int32_t k, const float *from, float otherwise)
     }
 }
 
-/* How many of the step's candidates continue the step in flight. */
-static int count_mapped(const di_core *c, int32_t n, int32_t *mapped)
-{
-    *mapped = 0;
-    for (int32_t i = 0; i < n; i++) {
-        if (c->candidates[i]->inflight > 1)
-            return di_fail(DI_E_INTERNAL, "", "inflight", "request %llu: %d rounds are unknown",
-                           (unsigned long long)c->candidates[i]->uid, c->candidates[i]->inflight);
-        *mapped += c->candidates[i]->inflight;
-    }
-    return 0;
-}
-
 /* Rows that continue the step in flight: one list, since both go by the newest round. The device knows nothing of a row
- * that was not in the step before, and verifies none of its drafts. */
-static void gather_mapped(di_core *c, int32_t n)
+ * that was not in the step before, and verifies none of its drafts. *mapped counts those that were; without one the list
+ * means nothing. */
+static int gather_mapped(di_core *c, int32_t n, int32_t *mapped)
 {
     di_varlen *v = &c->varlen;
     const di_row *before = di_core_step(c, c->launched)->rows;
-    int32_t k = c->cfg.num_draft;
+    int32_t k = c->cfg.num_draft, most = 0, rounds = 0;
     for (int32_t i = 0; i < n; i++) {
         const di_seq *s = c->candidates[i];
         /* The row slot of the row in flight lies nearer than the request's own. */
         const float *newest = s->inflight ? newest_of(v, before[s->last_row].row_slot, k) : NULL;
         put(v->budget + (size_t)i * (size_t)k, k, newest, s->inflight ? 1 : 0);
+        rounds += s->inflight;
+        most = s->inflight > most ? s->inflight : most;
     }
+    *mapped = rounds;
+    return most <= 1 ? 0 : di_fail(DI_E_INTERNAL, "", "inflight", "a request's rounds of %d steps are unknown", most);
 }
 
 /* Rows of which the host knows everything: both lists. */
@@ -104,10 +96,9 @@ int di_varlen_lengths(di_core *c, int32_t n, const int32_t **lengths)
     *lengths = NULL;
     if (!v->is_on || v->n_sizes == 0 || n == 0) return 0;
     int32_t mapped = 0;
-    int code = count_mapped(c, n, &mapped);
+    int code = c->launched > c->committed ? gather_mapped(c, n, &mapped) : 0;
     if (code) return code;
-    if (mapped) gather_mapped(c, n);
-    else gather_fresh(c, n);
+    if (!mapped) gather_fresh(c, n);
     di_verify_curve curve = {.sizes = v->sizes, .ms = v->ms, .n_sizes = v->n_sizes, .slope = v->slope,
                              .sampler_ms = di_varlen_sampler_ms(v, n)};
     int32_t total = di_verify_total(&curve, v->budget, n, c->cfg.num_draft, v->scratch);

@@ -39,9 +39,11 @@ class Place:
     def resize(self, array: Any) -> bool:
         """Show another length; False if the number of dimensions differs."""
         shape = array.shape
+        if shape == self.shape:
+            return True
         if len(shape) != len(self.shape):
             return False
-        if shape[1:] == self.shape[1:]:  # the usual: strides stay
+        if len(shape) == 1 or shape[1:] == self.shape[1:]:  # the usual: strides stay
             self.extents[0] = shape[0]
         else:
             set_shape(self.view, shape)
@@ -73,7 +75,7 @@ def filler(shown: tuple[str, ...], absent: tuple[str, ...]) -> Filler:
             f"    a = o.{name}",
             f"    if a is not last[{i}]:",
             f"        p = places[{i}]",
-            "        if type(a) is not Array or a.dtype is not p.dtype or a.shape != p.shape and not p.resize(a):",
+            "        if type(a) is not Array or a.dtype is not p.dtype or not p.resize(a):",
             "            return False",
             "        p.view.data = p.data = from_buffer(a)",
             f"        last[{i}] = a",

@@ -87,22 +87,24 @@ class RecordReader(Generic[R]):
         self._buffer = ffi.buffer(self.struct)
         self._layouts = ffi.buffer(layouts, ffi.sizeof("di_layouts"))
         at = ffi.offsetof("di_layouts", kind)
-        self._where = Struct(f"={at}xiIi").unpack_from
-        at += ffi.offsetof("di_layout", "changed")
+        # Slot, version, how many words changed, and the first of them: often it is the only one.
+        changed = ffi.offsetof("di_layout", "changed")
+        self._where = Struct(f"={at}xiIi{changed - 12}xH").unpack_from
+        at += changed
         self._changed = memoryview(self._layouts)[at : at + CHANGED_BYTES].cast("H")
         self._slots: dict[int, Slot[R]] = {}
 
     def read(self, owner: object) -> R:
         """The record of the call that just returned; its arrays keep ``owner``, whose memory they show."""
-        index, version, changed = self._where(self._layouts)
+        index, version, changed, first = self._where(self._layouts)
         slot = self._slots.get(index)
-        if slot is None or (slot.version != version and not self._renew(slot, version, changed, owner)):
+        if slot is None or (slot.version != version and not self._renew(slot, version, changed, first, owner)):
             slot = self._look(index, version, owner)
         record = slot.record
         self._assign(record, self._unpack(self._buffer))
         return record
 
-    def _renew(self, slot: Slot[R], version: int, changed: int, owner: object) -> bool:
+    def _renew(self, slot: Slot[R], version: int, changed: int, first: int, owner: object) -> bool:
         """Show other lengths of the arrays that are there, which is how steps of one kind differ, and look at what else
         changed: a table that grows does, every few steps. False where nobody says what changed, or a version was
         missed: then all of it has to be looked at."""
@@ -110,7 +112,7 @@ class RecordReader(Generic[R]):
             return False
         buffer, lengths, is_keyed, others = self._buffer, slot.lengths, False, {}
         slot.is_raw = False
-        for at in self._changed[:changed].tolist():
+        for at in (first,) if changed == 1 else self._changed[:changed].tolist():
             known = lengths.get(at)
             if known is None:
                 member = self._view_at.get(at)
