@@ -104,8 +104,8 @@ int di_seq_create(di_bins *bins, const di_request *r, const di_config *k, int32_
     int32_t n_stop = (r->ignore_eos ? 0 : r->num_eos) + r->num_stop;
     int32_t n_forced = min64(r->num_forced, r->max_tokens);
     int32_t n_prompt = r->prompt_logprobs ? r->num_prompt : 0;
-    size_t ints = (size_t)cap_tokens + DI_EVENT_ROOM + (size_t)cap_blocks + (size_t)num_draft + (size_t)n_stop + (size_t)n_forced +
-                  2 * (size_t)r->num_bias + (size_t)n_prompt;
+    size_t ints = (size_t)cap_tokens + DI_EVENT_ROOM + (size_t)cap_blocks + (size_t)num_draft + (size_t)n_stop +
+                  (size_t)n_forced + 2 * (size_t)r->num_bias + (size_t)n_prompt;
     size_t hashes = k->prefix_cache ? 2 * (size_t)cap_blocks * sizeof(uint64_t) : 0;
     if (ints > SIZE_MAX / 16 / sizeof(int32_t))
         return di_fail(DI_E_CAPACITY, "Request", "max_tokens", "%d tokens do not fit in memory", cap_tokens);

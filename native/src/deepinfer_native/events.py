@@ -15,6 +15,7 @@ from deepinfer_contracts import CONTRACTS, EventBatch
 from deepinfer_contracts import DTYPES as DTYPES_BY_NAME
 from deepinfer_native.errors import StaleBatchError
 from deepinfer_native.library import check, ffi, lib
+from deepinfer_native.members import written_out
 from deepinfer_native.views import DTYPES, PRESENT, owned_buffer
 
 Array = npt.NDArray[Any]
@@ -38,14 +39,10 @@ Slicer = Callable[[Any, Columns, Columns, int], None]
 
 @functools.cache
 def slicer(names: tuple[str, ...]) -> Slicer:
-    """A function that gives a batch, and ``shown``, the first ``count`` entries of the columns ``names``. Written out,
-    as attrs writes ``__init__``: it runs when others have driven it out of the caches, where each instruction counts.
-    """
+    """A function that gives a batch, and ``shown``, the first ``count`` entries of the columns ``names``."""
     lines = ["def slice_columns(view, shown, whole, count):", "    cut = slice(count)"]
     lines += [f"    view.{name} = shown[{name!r}] = whole[{name!r}][cut]" for name in names]
-    made: dict[str, Any] = {}
-    exec("\n".join(lines), made)
-    function: Slicer = made["slice_columns"]
+    function: Slicer = written_out("slice_columns", lines)
     return function
 
 

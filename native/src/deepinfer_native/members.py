@@ -96,10 +96,16 @@ def words_of(members: list[Member]) -> frozenset[int]:
     return frozenset(at for begin, end in ends for at in range(begin // 8 * 8, end, 8))
 
 
+def written_out(name: str, lines: list[str], **known: Any) -> Any:
+    """The function ``name`` that the lines define, as attrs writes ``__init__``; ``known`` are its globals. For what a
+    step does with the same fields each time: a loop over them takes several times as long."""
+    made = dict(known)
+    exec("\n".join(lines), made)
+    return made[name]
+
+
 def assigner(names: tuple[str, ...]) -> Callable[[object, tuple[Any, ...]], None]:
-    """A function that assigns values to attributes. Written out, as attrs writes ``__init__``: a loop takes longer than
-    all the rest of a step of one request."""
-    made: dict[str, Any] = {}
-    exec(f"def assign(r, values):\n    {''.join(f'r.{n}, ' for n in names) or '()'} = values", made)
-    function: Callable[[object, tuple[Any, ...]], None] = made["assign"]
+    """A function that assigns values to attributes."""
+    lines = ["def assign(r, values):", f"    {''.join(f'r.{n}, ' for n in names) or '()'} = values"]
+    function: Callable[[object, tuple[Any, ...]], None] = written_out("assign", lines)
     return function

@@ -14,7 +14,7 @@ from deepinfer_contracts import SamplerOutput, Space, ViewFlags
 from deepinfer_contracts._chains import CONTRACTS
 from deepinfer_native.errors import ContractError
 from deepinfer_native.library import ffi
-from deepinfer_native.members import members_of
+from deepinfer_native.members import members_of, written_out
 from deepinfer_native.views import DTYPES
 
 Array = np.ndarray
@@ -66,7 +66,7 @@ Filler = Callable[[SamplerOutput, list[Place], list[Any]], bool]
 @functools.cache
 def filler(shown: tuple[str, ...], absent: tuple[str, ...]) -> Filler:
     """A function that writes the addresses of the fields ``shown``; False if an output has others, or has one in a
-    form that has to be looked at. Written out, as attrs writes ``__init__``: the loop takes three times as long."""
+    form that has to be looked at."""
     lines = ["def fill(o, places, last):"]
     if absent:
         lines += [f"    if {' or '.join(f'o.{name} is not None' for name in absent)}:", "        return False"]
@@ -81,9 +81,7 @@ def filler(shown: tuple[str, ...], absent: tuple[str, ...]) -> Filler:
             f"        last[{i}] = a",
         ]
     lines.append("    return True")
-    made: dict[str, Any] = {"Array": Array, "from_buffer": from_buffer}
-    exec("\n".join(lines), made)
-    function: Filler = made["fill"]
+    function: Filler = written_out("fill", lines, Array=Array, from_buffer=from_buffer)
     return function
 
 
