@@ -21,26 +21,34 @@ class TimeLimitReached(BaseException):
 def time_limit(seconds: float) -> Iterator[None]:
     """Raise TimeLimitReached inside the block once it has run for ``seconds``; 0 is no limit.
 
-    Python code is interrupted; a call of compiled code that never comes back is not. Nothing is limited outside of the
-    main thread, without ``SIGALRM``, and where somebody else (pytest-timeout) has set that timer.
+    Python code is interrupted; a call of compiled code that never comes back is not. What the block makes of the
+    interruption does not count, it ends with TimeLimitReached: a guard around a plugin takes it for an error of the
+    plugin, and other code may catch it. Nothing is limited outside of the main thread, without ``SIGALRM``, and where
+    somebody else (pytest-timeout) has set that timer.
     """
     if not _can_limit(seconds):
         yield
         return
+    reached: list[TimeLimitReached] = []
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "unknown"
-        raise TimeLimitReached(
-            f"the test does not come to an end\n  where: {where}\n  limit: {seconds:g} s (--time-limit)"
-        )
+        text = f"the test does not come to an end\n  where: {where}\n  limit: {seconds:g} s (--time-limit)"
+        reached.append(TimeLimitReached(text))
+        raise reached[-1]
 
     before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
     try:
-        yield
-    finally:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+    finally:  # the timer may go off while the inner one begins; the next time would be AGAIN_S later
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
+        if reached:
+            raise reached[0]
 
 
 def _can_limit(seconds: float) -> bool:
