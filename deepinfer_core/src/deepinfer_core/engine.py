@@ -11,7 +11,6 @@ it is committed first, so a request keeps the tokens that it got before the faul
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -20,8 +19,9 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, Self
 
-from deepinfer_core.assembly.prefix import PrefixCacheReport
-from deepinfer_core.errors import ConfigError, DeepInferError, DeviceLost, EngineError
+from deepinfer_core.assembly.prefix import PrefixCacheReport, reset_prefixes
+from deepinfer_core.engine_lock import EngineLock
+from deepinfer_core.errors import DeepInferError, DeviceLost, EngineError
 from deepinfer_core.graphs import DecodeGraphs
 from deepinfer_core.parameters.sampling_params import SamplingParams
 from deepinfer_core.pipeline import CurveFeedback, Machinery, PhaseTimes, StepFault, StepRecord
@@ -92,7 +92,7 @@ class Engine:
         self._mask = partial(grammars.running.mask, fail=self.emitter.end_in_grammar)
         self._admission = Admission(core, self._live, self.emitter.end, grammars)
         self._named = NamedRequests(parts.parts_maker)
-        self._lock = threading.RLock()
+        self._lock = EngineLock()
         self._empty_steps = 0
         self.broken: DeepInferError | None = None
         self._closed = False
@@ -100,7 +100,7 @@ class Engine:
 
     def check_params(self, params: SamplingParams) -> None:
         """Raise a DeepInferError for parameters that the sampler of this engine cannot honour."""
-        if self._parts is not None:  # else it is closed, and submitting says so
+        if self._parts is not None and not self.is_inherited:  # else submitting says what is wrong
             check_params(self._parts, params, self.core.config.replay_mode)
             with self._lock:
                 self._named.make(params)
@@ -148,19 +148,8 @@ class Engine:
         """
         with self._lock:
             self._require_usable()
-            if not self._has_prefix_cache:
-                raise ConfigError(
-                    "prefix_cache is off, so there is nothing to reset", remedy="make the LLM with prefix_cache=True"
-                )
             self._guarded(self._flush)
-            from deepinfer_native.errors import BusyError  # the core exists, so its package does
-
-            try:
-                self.core.reset_prefix_cache()
-            except BusyError as err:
-                raise EngineError(
-                    "the prefix cache cannot be reset now", reason=str(err), remedy="try again when requests have ended"
-                ) from err
+            reset_prefixes(self.core)
 
     @property
     def prefix_cache_report(self) -> PrefixCacheReport:
@@ -182,11 +171,13 @@ class Engine:
         from deepinfer_native.errors import StaleHandleError
 
         with suppress(StaleHandleError):  # closed, maybe just now by another thread
-            self._last_stats = self.core.stats()
+            self._last_stats = self._last_stats if self.is_inherited else self.core.stats()
         return self._last_stats
 
     def abort(self, requests: Iterable[Request]) -> None:
         """End requests with reason ``abort``; those that have ended stay as they are."""
+        if self.is_inherited:
+            return
         with self._lock:
             if self._closed:
                 return
@@ -199,7 +190,9 @@ class Engine:
                 self._guarded(self._flush)
 
     def close(self) -> None:
-        """Abort what runs and give everything back. Idempotent."""
+        """Abort what runs and give everything back. Idempotent; nothing in a forked copy of the process."""
+        if self.is_inherited:
+            return
         with self._lock:
             if self._closed:
                 return
@@ -222,6 +215,11 @@ class Engine:
         self.close()
 
     @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a fork of the engine's own, in which nothing runs."""
+        return self._lock.is_inherited
+
+    @property
     def grammar_report(self) -> GrammarReport:
         """What structured output has cost so far, also after the end."""
         return self._grammars.report()
@@ -242,7 +240,7 @@ class Engine:
 
     def between_steps(self, look: Callable[[Any], Any]) -> Any:
         """``look(core)``; None where another thread runs a step just now, and for an engine that has ended."""
-        if not self._lock.acquire(blocking=False):
+        if not self._lock.acquire_now():
             return None
         try:
             return None if self._closed or self.broken is not None else look(self.core)

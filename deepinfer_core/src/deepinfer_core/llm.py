@@ -48,7 +48,8 @@ class LLM:
     :param settings: Any other setting of ``EngineConfig``, such as ``kv_memory="512MiB"`` or ``seed=1``.
 
     Raises a ``DeepInferError`` that says what is wrong with model, backend or settings. May be used from several
-    threads; the calls then share the steps of one engine.
+    threads; the calls then share the steps of one engine. In a forked copy of its process calls raise EngineError, and
+    ``close`` does nothing.
     """
 
     def __init__(self, model: str | None = None, *, backend: str = "auto", **settings: object) -> None:
@@ -273,7 +274,7 @@ class LLM:
     def close(self) -> None:
         """Abort what runs and give memory and device back. Idempotent."""
         engine = getattr(self, "_engine", None)
-        if engine is not None:
+        if engine is not None and not engine.is_inherited:
             engine.close()
             self._close_assembly()
 

@@ -12,7 +12,7 @@ from attrs import frozen
 
 from deepinfer_core.assembly.bounded_replay import BoundedReplay
 from deepinfer_core.config import EngineConfig
-from deepinfer_core.errors import ConfigError, NotSupported
+from deepinfer_core.errors import ConfigError, EngineError, NotSupported
 from deepinfer_core.types import CacheSpec, ModelCard, SchedulerHints
 
 EDGE_BYTES = 1 << 16
@@ -93,6 +93,23 @@ def check_prefix_cache(
         remedy="lower --block-size, raise --kv-memory or --max-model-len, or leave --prefix-cache out",
         details={"block_size": block_size, "window": hints.window, "needed": needed, "longest": longest},
     )
+
+
+def reset_prefixes(core: Any) -> None:
+    """Forget every cached prefix of ``core``. Raises ConfigError if it keeps none, EngineError while requests share
+    blocks."""
+    from deepinfer_native.errors import BusyError  # the core exists, so its package does
+
+    if not core.config.prefix_cache:
+        raise ConfigError(
+            "prefix_cache is off, so there is nothing to reset", remedy="make the LLM with prefix_cache=True"
+        )
+    try:
+        core.reset_prefix_cache()
+    except BusyError as err:
+        raise EngineError(
+            "the prefix cache cannot be reset now", reason=str(err), remedy="try again when requests have ended"
+        ) from err
 
 
 def _files(folder: Path) -> list[tuple[str, int, str]]:
