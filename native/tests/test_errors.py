@@ -2,6 +2,8 @@
 
 import gc
 import threading
+from decimal import Decimal
+from fractions import Fraction
 
 import attrs
 import numpy as np
@@ -279,6 +281,13 @@ def test_output_may_be_missing_only_in_mid_prompt():
         ("frequency_penalty", {"frequency_penalty": float("nan")}),
         ("seed", {"seed": -1}),
         ("ignore_eos", {"ignore_eos": "yes"}),
+        ("max_tokens", {"max_tokens": np.float32(2.9)}),
+        ("seed", {"seed": Decimal("2.7")}),
+        ("priority", {"priority": Fraction(5, 2)}),
+        ("top_logprobs", {"top_logprobs": np.ma.masked}),
+        ("bias", {"bias": np.array([1.0, 2.0])}),
+        ("bias", {"bias": np.empty((2, 3))}),
+        ("bias", {"bias": 5}),
     ],
 )
 def test_bad_request_values_are_refused_by_name(driver, field, values):
@@ -311,6 +320,14 @@ def test_request_values_at_their_bounds_are_accepted(driver):
         ("abort", (5,)),
         ("abort", ([-1],)),
         ("abort", (["a"],)),
+        ("set_verify_curve", (None, [1.0])),
+        ("set_verify_curve", ([4, 64], 2.0)),
+        ("set_verify_curve", ([4.5, 64.5], [1.0, 2.0])),
+        ("set_verify_curve", ([4, 64], [1.0])),
+        ("set_cost_model", (None,)),
+        ("set_cost_model", ({"base_ns": 1.0},)),
+        ("correct", (1, [[1, 1], [1]])),
+        ("correct", (1, "ab")),
     ],
 )
 def test_arguments_that_fit_no_c_type_are_refused(driver, name, arguments):
@@ -318,6 +335,35 @@ def test_arguments_that_fit_no_c_type_are_refused(driver, name, arguments):
     with pytest.raises(ArgumentError):
         getattr(driver.core, name)(*arguments)
     assert state(driver) == before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_tokens": "x"},
+        {"max_tokens": [1, 2]},
+        {"max_tokens": np.array([1, 2])},
+        {"max_tokens": float("nan")},
+        {"max_tokens": np.float32(2.9)},
+        {"seed": Decimal("2.7")},
+        {"at_prompt": "yes"},
+    ],
+)
+def test_fork_with_arguments_of_another_type_is_refused(driver, changes):
+    driver.step()
+    before = state(driver)
+    with pytest.raises(ArgumentError):
+        driver.core.fork(1, **{"seed": 1, **changes})
+    assert state(driver) == before
+
+
+def test_pairs_of_a_bias_may_be_an_array_and_numbers_those_of_numpy(driver):
+    core = driver.core
+    core.submit([1], max_tokens=np.int64(3), seed=np.uint64(2**64 - 1), bias=np.array([[1, 2], [3, 4]]))
+    core.submit([1], max_tokens=3, temperature=np.float32(0.5), bias=iter([(1, 2.0)]))
+    core.submit([1], max_tokens=3, bias=np.empty((0, 2)))
+    core.probe()
+    core.check()
 
 
 def test_finish_of_an_unknown_or_ended_request_is_not_found(driver):

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
@@ -32,7 +31,7 @@ from deepinfer_native.sampler_output import TurnWriter
 from deepinfer_native.sharing import Sharing
 from deepinfer_native.stats import CoreStats, from_c
 from deepinfer_native.transfer import Transfers
-from deepinfer_native.verify import curve_to_c
+from deepinfer_native.verify import curve_to_c, lengths_to_c
 from deepinfer_native.views import RecordReader
 
 # What a step calls, looked up once.
@@ -337,7 +336,7 @@ class Core(Transfers, Sharing):
         curve, so that every draft is verified, as before the first call. Corrections start again. Raises ArgumentError.
         """
         c_sizes, c_ms = curve_to_c(sizes, ms)
-        call(lib.di_varlen_curve, self._core, c_sizes, c_ms, len(sizes))
+        call(lib.di_varlen_curve, self._core, c_sizes, c_ms, len(c_sizes))
 
     def observe_verify(self, graph: int, num_reqs: int, forward_ms: float, sampler_ms: float) -> None:
         """How long a decode step took: corrects the curve by medians (7.2). ``graph``: its graph size, of the curve."""
@@ -360,10 +359,8 @@ class Core(Transfers, Sharing):
         of the step before, and before `pack_sampler`, which follows them, as commit does. The arrays of the published
         record stay as they are. Raises ArgumentError or OrderError, and changes nothing then.
         """
-        lengths = np.ascontiguousarray(seqlens_q)
-        if lengths.dtype != np.int32 or lengths.ndim != 1:
-            raise ArgumentError(f"int32 [N] is needed, got {lengths.dtype} {list(lengths.shape)}", field="seqlens_q")
-        call(lib.di_correct, self._core, step_id, ffi.from_buffer("int32_t[]", lengths), len(lengths))
+        lengths = lengths_to_c(seqlens_q)
+        call(lib.di_correct, self._core, step_id, lengths, len(lengths))
 
     # --- looking inside ----------------------------------------------------------------------------------------
 

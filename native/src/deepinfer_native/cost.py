@@ -135,12 +135,14 @@ class CostModel:
 def _rows(rows: Sequence[CostRow]) -> Any:
     try:
         return ffi.new("di_cost_row[]", [(r.start, r.q, r.full_len, r.valid_start, r.logit_rows) for r in rows])
-    except (TypeError, OverflowError) as error:
+    except (TypeError, AttributeError, OverflowError) as error:
         raise ArgumentError(f"a row does not fit: {error}", field="rows") from error
 
 
 def to_c(model: CostModel) -> Any:
-    """``di_cost_model *``. Raises ArgumentError for what does not fit its field."""
+    """``di_cost_model *``. Raises ArgumentError for what is no model, or does not fit its field."""
+    if not isinstance(model, CostModel):
+        raise ArgumentError(f"a CostModel is needed, got {model!r:.80}", field="cost model")
     out = ffi.new("di_cost_model *")
     out.struct_size = ffi.sizeof("di_cost_model")
     if len(model.attention) > MAX_KINDS:

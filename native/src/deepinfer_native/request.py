@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -41,6 +42,16 @@ def bias_arrays(bias: Bias) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float
     return token_ids("bias", [token for token, _ in pairs]), np.array([value for _, value in pairs], np.float32)
 
 
+FRACTIONS = {"temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"}
+PLAIN = {int, bool, float}
+
+
+def whole(value: Any) -> Any:
+    """``value``, of a type that cffi takes as it is. Raises TypeError for a number of another type that would lose its
+    fraction, such as ``numpy.float32`` or ``Decimal``."""
+    return value if value.__class__ in PLAIN else operator.index(value)
+
+
 class RequestWriter:
     """A ``di_request`` and what must stay alive until submit returns."""
 
@@ -54,14 +65,14 @@ class RequestWriter:
             self._keep.append(data)
             setattr(self.struct, name, data)
             setattr(self.struct, counts[name], len(data))
-        if bias:
+        if bias.__class__ is not tuple or bias:
             tokens, amounts = bias_arrays(bias)
             self._keep += [ffi.from_buffer("int32_t[]", tokens), ffi.from_buffer("float[]", amounts)]
             self.struct.bias_ids, self.struct.bias_values = self._keep[-2:]
             self.struct.num_bias = len(tokens)
         for name, value in values.items():
             try:
-                setattr(self.struct, name, value)
+                setattr(self.struct, name, value if name in FRACTIONS else whole(value))
             except (TypeError, OverflowError) as error:
                 raise ArgumentError(f"is {value!r}: {error}", contract="Request", field=name) from error
 

@@ -8,7 +8,7 @@ from typing import Any
 from deepinfer_contracts import Pool
 from deepinfer_native.errors import ArgumentError
 from deepinfer_native.library import call, check, ffi, lib
-from deepinfer_native.request import Ids, token_ids
+from deepinfer_native.request import Ids, token_ids, whole
 
 
 class Sharing(ABC):
@@ -30,10 +30,10 @@ class Sharing(ABC):
         """
         args, uid = ffi.new("di_fork_args *"), ffi.new("uint64_t *")
         args.struct_size = ffi.sizeof("di_fork_args")
-        if max_tokens is not None and max_tokens < 1:
-            raise ArgumentError(f"is {max_tokens}, at least 1 is needed", field="max_tokens")
         try:
-            args.seed, args.max_tokens, args.at_prompt = seed, max_tokens or 0, at_prompt
+            if max_tokens is not None and (max_tokens := whole(max_tokens)) < 1:
+                raise ArgumentError(f"is {max_tokens}, at least 1 is needed", field="max_tokens")
+            args.seed, args.max_tokens, args.at_prompt = whole(seed), max_tokens or 0, whole(at_prompt)
         except (TypeError, OverflowError) as error:
             raise ArgumentError(f"an argument does not fit: {error}", field="fork") from error
         call(lib.di_fork, self._core, parent_uid, args, uid)
@@ -60,7 +60,7 @@ class Sharing(ABC):
         than one holder, ConfigurationError without a prefix cache.
         """
         try:
-            value = ffi.NULL if salt is None else ffi.new("uint64_t *", salt)
+            value = ffi.NULL if salt is None else ffi.new("uint64_t *", whole(salt))
         except (TypeError, OverflowError) as error:
             raise ArgumentError(f"is {salt!r}: {error}", field="salt") from error
         check(lib.di_reset_prefix_cache(self._core, value))

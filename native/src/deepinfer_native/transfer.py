@@ -20,7 +20,7 @@ from attrs import frozen
 
 from deepinfer_native.errors import ArgumentError
 from deepinfer_native.library import call, ffi, lib
-from deepinfer_native.request import Ids, request_of, token_ids
+from deepinfer_native.request import Ids, request_of, token_ids, whole
 
 
 @frozen(eq=False)
@@ -87,7 +87,7 @@ class Transfers(ABC):
         arguments = ffi.new("di_inject_args *", {"struct_size": ffi.sizeof("di_inject_args"), "num_drafts": len(ids)})
         for name, value in (("first_token", first_token), ("logprob", logprob)):
             try:
-                setattr(arguments, name, value)
+                setattr(arguments, name, value if name == "logprob" else whole(value))
             except (TypeError, OverflowError) as error:
                 raise ArgumentError(f"is {value!r}: {error}", field=name) from error
         arguments.drafts = ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ def verify_total(
     scratch = ffi.new("uint32_t[]", -(-size // 4))
     total = ffi.new("int32_t *")
     c_sizes, c_ms = curve_to_c(sizes, ms)
-    call(lib.di_verify_budget, c_sizes, c_ms, len(sizes), slope, sampler_ms, listed, n, k, scratch, size, total)
+    call(lib.di_verify_budget, c_sizes, c_ms, len(c_sizes), slope, sampler_ms, listed, n, k, scratch, size, total)
     return int(total[0])
 
 
@@ -55,16 +56,31 @@ def verify_lengths(values: npt.ArrayLike, total: int) -> npt.NDArray[np.int32]:
 
 def curve_to_c(sizes: Sequence[int], ms: Sequence[float]) -> tuple[Any, Any]:
     """(``int32_t[]``, ``double[]``) of equal length."""
-    if len(sizes) != len(ms):
-        raise ArgumentError(f"{len(ms)} times for {len(sizes)} graph sizes", field="ms")
     try:
-        return ffi.new("int32_t[]", [int(s) for s in sizes]), ffi.new("double[]", [float(x) for x in ms])
+        c_sizes, c_ms = ffi.new("int32_t[]", [index(s) for s in sizes]), ffi.new("double[]", [float(x) for x in ms])
     except (TypeError, ValueError, OverflowError) as error:
         raise ArgumentError(f"a curve does not fit: {error}", field="sizes") from error
+    if len(c_sizes) != len(c_ms):
+        raise ArgumentError(f"{len(c_ms)} times for {len(c_sizes)} graph sizes", field="ms")
+    return c_sizes, c_ms
+
+
+def lengths_to_c(seqlens_q: npt.ArrayLike) -> Any:
+    """``int32_t[N]`` over the lengths of a step. Raises ArgumentError for anything else."""
+    try:
+        lengths = np.ascontiguousarray(seqlens_q)
+    except ValueError as error:  # rows of several lengths
+        raise ArgumentError(f"int32 [N] is needed: {error}", field="seqlens_q") from error
+    if lengths.dtype != np.int32 or lengths.ndim != 1:
+        raise ArgumentError(f"int32 [N] is needed, got {lengths.dtype} {list(lengths.shape)}", field="seqlens_q")
+    return ffi.from_buffer("int32_t[]", lengths)
 
 
 def _values(values: npt.ArrayLike) -> tuple[Any, int, int]:
-    listed = np.ascontiguousarray(values, dtype=np.float32)
+    try:
+        listed = np.ascontiguousarray(values, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"an array [N, K] is needed: {error}", field="values") from error
     if listed.ndim != 2 or not listed.size:
         raise ArgumentError(f"an array [N, K] is needed, got {list(listed.shape)}", field="values")
     n, k = listed.shape
