@@ -69,7 +69,6 @@ class Engine:
         self.times: PhaseTimes = parts.times
         self._parts: Machinery | None = parts
         self._depth: int = core.config.depth
-        self._has_prefix_cache: bool = core.config.prefix_cache
         parts.join(core.config)
         self._open: deque[StepRecord] = deque()
         """Launched and not committed, oldest first."""
@@ -92,7 +91,7 @@ class Engine:
         self._mask = partial(grammars.running.mask, fail=self.emitter.end_in_grammar)
         self._admission = Admission(core, self._live, self.emitter.end, grammars)
         self._named = NamedRequests(parts.parts_maker)
-        self._lock = EngineLock()
+        self.lock = EngineLock()
         self._empty_steps = 0
         self.broken: DeepInferError | None = None
         self._closed = False
@@ -100,9 +99,9 @@ class Engine:
 
     def check_params(self, params: SamplingParams) -> None:
         """Raise a DeepInferError for parameters that the sampler of this engine cannot honour."""
-        if self._parts is not None and not self.is_inherited:  # else submitting says what is wrong
+        if self._parts is not None and not self.lock.is_inherited:  # else submitting says what is wrong
             check_params(self._parts, params, self.core.config.replay_mode)
-            with self._lock:
+            with self.lock:
                 self._named.make(params)
 
     def submit(self, request: Request) -> None:
@@ -110,7 +109,7 @@ class Engine:
 
         Raises InvalidParameter, or EngineError after a fault that the engine cannot recover from.
         """
-        with self._lock:
+        with self.lock:
             self._require_usable()
             self._named.add(request)
             self._admission.submit(request)
@@ -120,7 +119,8 @@ class Engine:
 
         At depth 2 the tokens of a decode step come with the call after its own.
         """
-        with self._lock:
+        with self.lock:
+            self.lock.require_outermost()
             if self._parts is None:
                 return False
             self._admission.pump()
@@ -138,7 +138,8 @@ class Engine:
 
         For whoever reads cache memory on the host, changes weights, or wants the tokens that are on their way.
         """
-        with self._lock:
+        with self.lock:
+            self.lock.require_outermost()
             self._guarded(self._flush)
 
     def reset_prefix_cache(self) -> None:
@@ -146,7 +147,7 @@ class Engine:
 
         Raises ConfigError without a prefix cache, EngineError while requests share blocks.
         """
-        with self._lock:
+        with self.lock:
             self._require_usable()
             self._guarded(self._flush)
             reset_prefixes(self.core)
@@ -171,14 +172,14 @@ class Engine:
         from deepinfer_native.errors import StaleHandleError
 
         with suppress(StaleHandleError):  # closed, maybe just now by another thread
-            self._last_stats = self._last_stats if self.is_inherited else self.core.stats()
+            self._last_stats = self._last_stats if self.lock.is_inherited else self.core.stats()
         return self._last_stats
 
     def abort(self, requests: Iterable[Request]) -> None:
         """End requests with reason ``abort``; those that have ended stay as they are."""
-        if self.is_inherited:
+        if self.lock.is_inherited:
             return
-        with self._lock:
+        with self.lock:
             if self._closed:
                 return
             requests = list(requests)
@@ -191,12 +192,13 @@ class Engine:
 
     def close(self) -> None:
         """Abort what runs and give everything back. Idempotent; nothing in a forked copy of the process."""
-        if self.is_inherited:
+        if self.lock.is_inherited:
             return
-        with self._lock:
+        with self.lock:
             if self._closed:
                 return
-            self.abort(list(self._live.values()))
+            if self._live:
+                self._drop(list(self._live.values()), "abort")
             self._admission.stop("abort", None)
             self._grammars.waiting.close()
             self._guarded(self._flush)
@@ -215,18 +217,13 @@ class Engine:
         self.close()
 
     @property
-    def is_inherited(self) -> bool:
-        """Whether this process is a fork of the engine's own, in which nothing runs."""
-        return self._lock.is_inherited
-
-    @property
     def grammar_report(self) -> GrammarReport:
         """What structured output has cost so far, also after the end."""
         return self._grammars.report()
 
     def require_grammar_engine(self) -> None:
         """Raises the typed error of whatever keeps structured output away: nothing is installed, or cannot be used."""
-        with self._lock:
+        with self.lock:
             self._grammars.waiting.require_engine()
 
     @property
@@ -240,14 +237,15 @@ class Engine:
 
     def between_steps(self, look: Callable[[Any], Any]) -> Any:
         """``look(core)``; None where another thread runs a step just now, and for an engine that has ended."""
-        if not self._lock.acquire_now():
+        if not self.lock.acquire_now():
             return None
         try:
             return None if self._closed or self.broken is not None else look(self.core)
         finally:
-            self._lock.release()
+            self.lock.release()
 
     def _require_usable(self) -> None:
+        self.lock.require_outermost()
         if self._closed:
             raise EngineError("the engine is closed", remedy="make a new LLM")
         if self.broken is not None:
@@ -256,9 +254,9 @@ class Engine:
             ) from self.broken
 
     def _guarded(self, work: Callable[[Machinery], None]) -> None:
-        """Do ``work``; what it raises is no plugin's fault, and the engine cannot go on after it."""
+        """Do ``work``; what it raises is no plugin's fault, and the engine cannot go on after it. Nothing in a step."""
         parts = self._parts
-        if parts is None or self.broken is not None:
+        if parts is None or self.broken is not None or self.lock.is_nested:
             return
         try:
             work(parts)
@@ -285,7 +283,7 @@ class Engine:
             record.scores_prompts = any(r.params.prompt_logprobs for r in requests)
             for request in requests:
                 request.scheduled()
-            if self._has_prefix_cache:
+            if self.core.config.prefix_cache:
                 self._note_hits(record)
         record.named = self._named.of_step(record, self._live)
         parts.times.overlapped_steps += previous is not None
@@ -386,8 +384,9 @@ class Engine:
         for request in requests:
             self.emitter.end(request, reason, error=error)
         self.core.abort([r.uid for r in requests])
-        self.emitter.emit(self.core.poll_events())
-        self._admission.settle()
+        if not self.lock.is_nested:  # else the step that this interrupts does it
+            self.emitter.emit(self.core.poll_events())
+            self._admission.settle()
 
     def _break(self, error: DeepInferError) -> None:
         """The core cannot go on: every request ends, and no new one is taken."""

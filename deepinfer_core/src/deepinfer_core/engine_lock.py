@@ -1,4 +1,8 @@
-"""The lock of an engine: its threads take turns, and a forked copy of its process is told that it has no engine.
+"""The lock of an engine: its threads take turns, and who may not enter at all is told so.
+
+A thread may come back while it is in a step: a signal handler or a finaliser that the collector calls runs between any
+two lines of it, and plugins and observers run inside. Ending requests is possible there; what would need a step of its
+own is refused.
 
 A fork copies memory, and of the threads only the one that forked. A lock that another thread holds stays locked in the
 copy for ever, and so do those of the libraries: whoever used the engine there would wait without an end.
@@ -15,17 +19,32 @@ from deepinfer_core.errors import EngineError
 class EngineLock:
     """Re-entrant, for the threads of the process that made it. ``with`` raises EngineError in another one."""
 
-    __slots__ = ("_lock", "_pid", "release")
+    __slots__ = ("_depth", "_lock", "_pid", "release")
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._pid = os.getpid()
+        self._depth = 0  # of ``with`` in the thread that has it
         self.release = self._lock.release
 
     @property
     def is_inherited(self) -> bool:
         """Whether this is a forked copy of the process that made it."""
         return os.getpid() != self._pid
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether the thread that has it was inside when it came. Ask with the lock held."""
+        return self._depth > 1
+
+    def require_outermost(self) -> None:
+        """Raises EngineError if this thread was inside when it came. Ask with the lock held."""
+        if self.is_nested:
+            raise EngineError(
+                "the engine was called from inside one of its own steps",
+                reason="a plugin, an observer, a signal handler or a finaliser did, in the thread that runs the step",
+                remedy="call it from another thread, or once the call that runs the step has returned",
+            )
 
     def acquire_now(self) -> bool:
         """Take it if nobody else has it; False if not, and in a forked copy."""
@@ -40,6 +59,8 @@ class EngineLock:
                 details={"pid": os.getpid(), "owner": self._pid},
             )
         self._lock.acquire()
+        self._depth += 1
 
     def __exit__(self, *_: object) -> None:
+        self._depth -= 1
         self.release()

@@ -49,7 +49,7 @@ class LLM:
 
     Raises a ``DeepInferError`` that says what is wrong with model, backend or settings. May be used from several
     threads; the calls then share the steps of one engine. In a forked copy of its process calls raise EngineError, and
-    ``close`` does nothing.
+    ``close`` does nothing. A signal handler may cancel and close, but not generate.
     """
 
     def __init__(self, model: str | None = None, *, backend: str = "auto", **settings: object) -> None:
@@ -274,7 +274,7 @@ class LLM:
     def close(self) -> None:
         """Abort what runs and give memory and device back. Idempotent."""
         engine = getattr(self, "_engine", None)
-        if engine is not None and not engine.is_inherited:
+        if engine is not None and not engine.lock.is_inherited:
             engine.close()
             self._close_assembly()
 
