@@ -77,6 +77,24 @@ def _accepts_everything(sample: Any, logits: Any, inputs: Any) -> Any:
     return out
 
 
+def _keeps_no_static_drafts() -> AbstractContextManager[None]:
+    """Drafts of a static step do not get into the pool: the next step verifies older ones."""
+    from deepinfer_samplers.static_steps import StaticGreedyStep
+
+    def make(before: Any) -> Any:
+        def draft(self: Any, block: Any, sampled: Any) -> Any:
+            pool = self._pool
+            kept = [part.clone() for part in (pool.tokens, pool.logprobs, pool.confidence)]
+            drawn = before(self, block, sampled)
+            for part, old in zip((pool.tokens, pool.logprobs, pool.confidence), kept, strict=True):
+                part.copy_(old)
+            return drawn
+
+        return draft
+
+    return replaced(StaticGreedyStep, "draft", make)
+
+
 def _spends_the_history(sample: Any, logits: Any, inputs: Any) -> Any:
     if inputs.history_counts is None:
         return sample(logits, inputs)
@@ -213,6 +231,7 @@ MUTANTS = [
         "top_p_off_by_one", "test_distribution", _top_p_without_its_last, "follow_the_distribution_of_the and p0"
     ),
     canonical("min_p_compares_raw_logits", "test_reported", _min_p_of_raw_logits, "alternatives_are and min_p"),
+    canonical("static_drafts_are_lost", "test_static_step", _keeps_no_static_drafts, "gives_what"),
     canonical("verification_accepts_everything", "test_verification", sampling(_accepts_everything), "near-rejection"),
     canonical(
         "seed_ignores_position",

@@ -35,7 +35,9 @@ __all__ = [
     "RowSampler",
     "Sampler",
     "Scorer",
+    "StaticDraftingSampler",
     "StaticSampler",
+    "StaticStep",
     "StepObserver",
     "Tensor",
     "build_backend",
@@ -397,4 +399,37 @@ class DraftingSampler(Sampler, Protocol):
         :param inputs: What ``sample`` got, and ``sampled`` what it returned.
         :returns: draft ids int ``[N, K]``, -1 for none, and confidences f32 ``[N, K]`` in [0, 1] or None. They belong
             into ``SamplerOutput``, where the engine puts them.
+        """
+
+
+@runtime_checkable
+class StaticStep(Protocol):
+    """A decode step with drafts of ``size`` requests, as work that is the same whatever it is loaded with: it reads
+    what depends on the step from memory that stays where it is. The engine records both calls in graphs, together with
+    ``model.logits`` and the model's block, and launches them again for later steps.
+
+    Requests behind those of the step, and rows behind its rows, are placeholders: what comes back of them is not read.
+    Nothing in it waits for the device.
+    """
+
+    def verify(self, logits: Tensor) -> SamplerOutput:
+        """What ``sample`` gives for logits f32 ``[size * (K + 1), V]``: arrays of requests have ``size`` entries, those
+        of rows as many as there are. ``confidence_error`` has one entry."""
+
+    def draft(self, block: DraftBlock, sampled: SamplerOutput) -> tuple[Tensor, Tensor | None]:
+        """What ``draft`` gives behind ``verify``, ``size`` requests of it.
+
+        :param sampled: What ``verify`` returned, all of it."""
+
+
+@runtime_checkable
+class StaticDraftingSampler(DraftingSampler, Protocol):
+    """A drafting sampler with decode steps whose work does not depend on what the requests ask for."""
+
+    def static_step(self, inputs: SamplerInputs, size: int) -> StaticStep | None:
+        """The step of these inputs for ``size`` requests, loaded; the same object for every step of a size. None where
+        ``sample`` and ``draft`` do something else, or leave something else behind.
+
+        Called for every decode step that has at most ``size`` requests; queues copies to the device and never waits for
+        it. The rows of a request lie behind those of the one before.
         """

@@ -90,6 +90,9 @@ def test_arrays_that_are_sent_together_arrive_as_they_are():
         np.zeros(0, np.int64),
         np.array([2**62, -1], np.int64),
         np.array([0.5], np.float32),
+        np.arange(6, dtype=np.int32).reshape(3, 2).T,
+        np.zeros((2, 0), np.int64),
+        np.eye(3, dtype=np.bool_),
     ]
     sent = []
 

@@ -14,7 +14,8 @@ from deepinfer_contracts import SamplerOutput
 from deepinfer_core.errors import NotSupported, ShapeContractError
 from deepinfer_samplers.canonical import CanonicalSampler
 from deepinfer_samplers.drafts import DraftPool
-from deepinfer_samplers.verification import settle
+from deepinfer_samplers.outcome import settle
+from deepinfer_samplers.step_drafts import StepLayout, layout_arrays
 
 V = 12
 K = 4
@@ -46,7 +47,9 @@ def test_settle_random_patterns_equal_a_plain_loop(seed: int) -> None:
     accepted = draw.random(counts.sum()) < draw.choice([0.1, 0.5, 0.9])
     is_draft = draw.random(counts.sum()) < 0.8
     first = np.concatenate([[0], np.cumsum(counts)])
-    out = settle(first, torch.from_numpy(accepted & is_draft), torch.from_numpy(is_draft), K)
+    nowhere = np.zeros(counts.sum(), np.int64)
+    layout = StepLayout(*map(torch.from_numpy, layout_arrays(first, nowhere, is_draft, K)))
+    out = settle(layout, torch.from_numpy(accepted & is_draft), torch.from_numpy(is_draft))
     lengths, finals, counted = plain_settle(counts.tolist(), (accepted & is_draft).tolist())
     assert out.accepted.tolist() == lengths
     assert out.final.tolist() == finals

@@ -20,19 +20,22 @@ from deepinfer_samplers import shortcuts
 from deepinfer_samplers.description import joined, model_logprobs
 from deepinfer_samplers.drafts import DraftPool, row_bytes
 from deepinfer_samplers.filters import MAX_VOCAB
+from deepinfer_samplers.outcome import fresh_output, verified_output
 from deepinfer_samplers.parameters import StepParameters
 from deepinfer_samplers.proposals import Proposer
-from deepinfer_samplers.reading import host, misfit, read
+from deepinfer_samplers.reading import greedy_inputs, host, misfit, read
 from deepinfer_samplers.rows import Preparation, chunk_rows
-from deepinfer_samplers.verification import StepDrafts, choose, fresh_output, join, verified_output
+from deepinfer_samplers.static_steps import StaticGreedyStep, is_static
+from deepinfer_samplers.step_drafts import StepDrafts, no_drafts
+from deepinfer_samplers.verification import choose, join
 
 if TYPE_CHECKING:
     from deepinfer_core.interfaces import DraftBlock
 
 
 class CanonicalSampler:
-    """Implements `DraftingSampler` and `StaticSampler` of `deepinfer_core.interfaces`. Keeps no state between steps but
-    drafts.
+    """Implements `StaticDraftingSampler` and `StaticSampler` of `deepinfer_core.interfaces`. Keeps no state between
+    steps but drafts.
 
     Never waits for a device: the parameters are read from host memory, and the results stay where the logits are.
 
@@ -70,6 +73,7 @@ class CanonicalSampler:
         self.preparation = preparation or Preparation(vocab_size)
         self.sum_smaller = sum_smaller
         self._proposer: Proposer | None = None
+        self._static: dict[int, StaticGreedyStep] = {}
 
     def sample(self, logits: torch.Tensor, inputs: SamplerInputs) -> SamplerOutput:
         """One token for each request.
@@ -160,7 +164,9 @@ class CanonicalSampler:
             pool = DraftPool(
                 max_num_seqs, self.num_draft, self.vocab_size, distributions=not self.is_coupled, device=self.device
             )
-            self._proposer = Proposer(pool, self.vocab_size, is_coupled=self.is_coupled)
+            fused = self.preparation.fused
+            self._proposer = Proposer(pool, self.vocab_size, is_coupled=self.is_coupled, fused=fused)
+            self._static.clear()
 
     def draft(
         self, block: DraftBlock, inputs: SamplerInputs, sampled: SamplerOutput, num_draft: int
@@ -181,6 +187,24 @@ class CanonicalSampler:
             ids, confidence = self._proposer.draft(block, inputs, sampled, num_draft)
             return shortcuts.result(ids), None if confidence is None else shortcuts.result(confidence)
 
+    def static_step(self, inputs: SamplerInputs, size: int) -> StaticGreedyStep | None:
+        """Steps of greedy requests that ask for nothing else (`deepinfer_core.interfaces.StaticDraftingSampler`).
+
+        :raises ShapeContractError: as `sample`.
+        """
+        if self._proposer is None or inputs.draft_rows is None:
+            return None
+        step = read(inputs, size * (self.num_draft + 1), self.vocab_size, self.vocab_size)
+        drafts = self._drafts(inputs, step) if is_static(step, inputs, self.preparation) else None
+        if drafts is None:
+            return None
+        found = self._static.get(size)
+        if found is None:
+            found = StaticGreedyStep(size, self._proposer, self.preparation, sum_smaller=self.sum_smaller)
+            self._static[size] = found
+        found.load(drafts, inputs)
+        return found
+
     def _sample(
         self, logits: torch.Tensor, inputs: SamplerInputs, parts: Mapping[int, RequestParts] = NO_PARTS
     ) -> SamplerOutput:
@@ -188,13 +212,23 @@ class CanonicalSampler:
         if parts:
             step = evolve(step, parts=parts)
         drafts = self._drafts(inputs, step)
-        proposed = None if drafts is None else drafts.tokens()
+        proposed = None if drafts is None else drafts.tokens
         choices = [
-            choose(rows, step, is_coupled=self.is_coupled, drafts=drafts, sum_smaller=self.sum_smaller)
+            choose(
+                rows,
+                step,
+                is_coupled=self.is_coupled,
+                proposed=proposed,
+                drafts=drafts,
+                sum_smaller=self.sum_smaller,
+            )
             for rows in self.preparation.parts(logits, step, proposed)
         ]
         whole = join(choices, step, logits.device, sum_smaller=self.sum_smaller)
-        output, emitted = fresh_output(whole) if drafts is None else verified_output(drafts, step.first, whole)
+        if drafts is None or proposed is None:
+            output, emitted = fresh_output(whole)
+        else:
+            output, emitted = verified_output(drafts.pool, drafts.layout, proposed, whole)
         self.preparation.emitted(step, emitted)
         return output
 
@@ -213,29 +247,4 @@ class CanonicalSampler:
         # A row of slot 0 has nothing to verify either. It draws afresh: the first token behind a fork is then the one
         # that a prefill of the same prompt gives.
         verifies = (step.rows.offset < np.diff(step.first)[step.rows.request] - 1) & (places >= pool.num_draft)
-        return StepDrafts(pool, places, verifies)
-
-
-def no_drafts(field: str, what: str) -> NotSupported:
-    return NotSupported(
-        f"sampler 'canonical' cannot verify drafts: SamplerInputs.{field} is set {what}",
-        reason="it was made for an engine with draft_tokens 0",
-        remedy="run with draft length 0",
-        details={"field": field},
-    )
-
-
-def greedy_inputs(n: int) -> SamplerInputs:
-    """``n`` greedy requests of one row that ask for nothing else."""
-    ones, zeros = np.ones(n, np.float32), np.zeros(n, np.float32)
-    return SamplerInputs(
-        temperature=zeros,
-        top_p=ones,
-        min_p=zeros,
-        top_k=np.full(n, -1, np.int32),
-        seed=np.zeros(n, np.uint64),
-        sample_pos=np.zeros(n, np.int32),
-        repetition_penalty=ones,
-        presence_penalty=zeros,
-        frequency_penalty=zeros,
-    )
+        return StepDrafts(pool, step.first, places, verifies)

@@ -28,7 +28,8 @@ def row_bytes(vocab_size: int, *, distributions: bool) -> int:
 
 
 class DraftPool:
-    """Rows ``slot * num_draft + j`` of draft j in each slot. Slot 0 is never written.
+    """Rows ``slot * num_draft + j`` of draft j in each slot. Slot 0 is never written. The rows ``spilled``
+    behind the last slot are never read: they take what belongs to no sequence where the number of writes is fixed.
 
     Probabilities are kept, not their logarithms: verification compares and subtracts probabilities.
 
@@ -42,10 +43,11 @@ class DraftPool:
         rows = (slots + 1) * num_draft
         self.num_draft = num_draft
         self.slots = slots
+        self.spilled = np.arange(rows, rows + num_draft)
         try:
-            self.tokens = torch.full((rows,), NO_DRAFT, dtype=torch.int32, device=device)
-            self.logprobs = torch.zeros(rows, device=device)
-            self.confidence = torch.zeros(rows, device=device)
+            self.tokens = torch.full((rows + num_draft,), NO_DRAFT, dtype=torch.int32, device=device)
+            self.logprobs = torch.zeros(rows + num_draft, device=device)
+            self.confidence = torch.zeros(rows + num_draft, device=device)
             self.probabilities = torch.zeros((rows, vocab_size), device=device) if distributions else None
         except (RuntimeError, MemoryError) as err:
             needed = rows * row_bytes(vocab_size, distributions=distributions)
@@ -56,8 +58,8 @@ class DraftPool:
                 details={"needed_bytes": needed},
             ) from err
 
-    def rows(self, slots: npt.NDArray[np.integer], step: int) -> npt.NDArray[np.int64]:
-        """The row of draft ``step`` in each of ``slots``, int64.
+    def rows(self, slots: npt.NDArray[np.integer], step: int | None = None) -> npt.NDArray[np.int64]:
+        """The row of draft ``step`` in each of ``slots``, int64 ``[n]``; those of all drafts, ``[n, K]``, without one.
 
         :raises ShapeContractError: a slot is not of this pool.
         """
@@ -67,20 +69,16 @@ class DraftPool:
                 reason="the pool was made for max_num_seqs of the engine",
                 details={"field": "draft_write_slot"},
             )
-        return slots.astype(np.int64) * self.num_draft + step
+        begins = slots.astype(np.int64) * self.num_draft
+        return begins[:, None] + np.arange(self.num_draft) if step is None else begins + step
 
     def write(
-        self,
-        rows: npt.NDArray[np.int64],
-        tokens: torch.Tensor,
-        logprobs: torch.Tensor,
-        confidence: torch.Tensor | None,
+        self, rows: torch.Tensor, tokens: torch.Tensor, logprobs: torch.Tensor, confidence: torch.Tensor | None
     ) -> None:
-        """Tokens int ``[r]`` with their log-probabilities f32 ``[r]`` and confidences f32 ``[r]`` into ``rows``."""
-        at = shortcuts.upload(rows, self.tokens.device)
-        self.tokens[at] = tokens.to(torch.int32)
-        self.logprobs[at] = logprobs
-        self.confidence[at] = confidence if confidence is not None else 0.0
+        """Tokens int with their log-probabilities f32 and confidences f32 into ``rows`` int64, all of one shape."""
+        self.tokens[rows] = tokens.to(torch.int32)
+        self.logprobs[rows] = logprobs
+        self.confidence[rows] = confidence if confidence is not None else 0.0
 
     def write_distributions(self, rows: npt.NDArray[np.int64], probabilities: torch.Tensor) -> None:
         """f32 ``[r, V]`` into ``rows``, where distributions are kept."""

@@ -71,6 +71,22 @@ def of_drafts(inputs: SamplerInputs) -> StepParameters:
     return StepParameters(rows, np.arange(n + 1), None)
 
 
+def greedy_inputs(n: int) -> SamplerInputs:
+    """``n`` greedy requests of one row that ask for nothing else."""
+    ones, zeros = np.ones(n, np.float32), np.zeros(n, np.float32)
+    return SamplerInputs(
+        temperature=zeros,
+        top_p=ones,
+        min_p=zeros,
+        top_k=np.full(n, -1, np.int32),
+        seed=np.zeros(n, np.uint64),
+        sample_pos=np.zeros(n, np.int32),
+        repetition_penalty=ones,
+        presence_penalty=zeros,
+        frequency_penalty=zeros,
+    )
+
+
 def host(array: Any) -> npt.NDArray[Any]:
     """``array`` (numpy, or a tensor of any device) as a numpy array; host memory is shared."""
     if isinstance(array, np.ndarray):

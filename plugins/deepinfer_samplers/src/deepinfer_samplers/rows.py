@@ -118,7 +118,7 @@ class Preparation:
         self._blacklist = np.array(sorted(set(blacklist)), np.int64)
         self._force_top_k = force_top_k if 0 < force_top_k < vocab_size else 0
         self._mask = mask or forbid
-        self._fused = fused or FusedOps()
+        self.fused = fused or FusedOps()
 
     def parts(self, logits: torch.Tensor, step: StepParameters, drafts: torch.Tensor | None = None) -> Iterator[Rows]:
         """All rows of a step in order, a few at a time.
@@ -162,7 +162,7 @@ class Preparation:
             failed = broken | shortcuts.not_finite(peaks)
         if shortcuts.is_clear(failed):
             status = torch.zeros(len(raw), dtype=torch.int8, device=raw.device)
-            return Rows(at, rows, allowed, raw, best, peaks, None, status, self._fused)
+            return Rows(at, rows, allowed, raw, best, peaks, None, status, self.fused)
         status = broken.to(torch.int8)  # ROW_NAN is 1, ROW_OK 0
         if failed is not broken:
             status.masked_fill_(failed & ~broken, ROW_NOTHING_ALLOWED)
@@ -170,12 +170,12 @@ class Preparation:
             # Such a row runs along with harmless values, and what is chosen from it is replaced at the end. Where no
             # row is drawn, nobody looks at the values again, and all of them need not be copied for that.
             allowed, peaks = allowed.masked_fill(failed.unsqueeze(1), 0.0), peaks.masked_fill(failed, 0.0)
-        return Rows(at, rows, allowed, raw, best, peaks, failed, status, self._fused)
+        return Rows(at, rows, allowed, raw, best, peaks, failed, status, self.fused)
 
     def _best(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The greedy choice of each row and its logit."""
-        if self._fused.best is not None and logits.shape[0]:
-            return self._fused.best(logits)
+        if self.fused.best is not None and logits.shape[0]:
+            return self.fused.best(logits)
         best = ranking.best(logits)
         return best, logits.gather(1, best.unsqueeze(1)).squeeze(1)
 
@@ -217,11 +217,6 @@ class Preparation:
 def chunk_rows(device: torch.device, width: int) -> int:
     """How many rows of ``width`` logits are worked on at once on ``device``."""
     return max(1, _CHUNK_ELEMENTS.get(device.type, _CHUNK_ELEMENTS_DEVICE) // width)
-
-
-def parts(logits: torch.Tensor, step: StepParameters, vocab_size: int) -> Iterator[Rows]:
-    """The rows of a step in which nothing is changed but what ``step`` says of single tokens."""
-    return Preparation(vocab_size).parts(logits, step)
 
 
 def _numbers(n: int, device: torch.device) -> torch.Tensor:

@@ -83,7 +83,11 @@ def sent_together(
         packed[begin : begin + array.nbytes] = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
     memory = send(packed)
     parts = zip(begins, arrays, strict=False)
-    return [memory[at : at + array.nbytes].view(torch.from_numpy(array[:0]).dtype) for at, array in parts]
+    return [memory[at : at + array.nbytes].view(_dtype(array)).view(array.shape) for at, array in parts]
+
+
+def _dtype(array: npt.NDArray[Any]) -> torch.dtype:
+    return torch.from_numpy(array[:0]).dtype
 
 
 def places(chosen: npt.NDArray[np.intp], count: int, device: torch.device) -> Any:

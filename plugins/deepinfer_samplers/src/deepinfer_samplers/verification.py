@@ -1,4 +1,5 @@
-"""Accepting drafts (``spec/sampling.md`` 2.7): what each row of a step gives, and how far the drafts of a request hold.
+"""Accepting drafts (``spec/sampling.md`` 2.7): what each row of a step gives; `outcome` says how far the drafts of a
+request hold.
 
 All but the last row of a request verify a draft; the last one gives a token of its own. With *rejection* a draft is
 accepted with probability ``min(1, q / p)`` and replaced from the residual otherwise, so that tokens follow the target's
@@ -10,46 +11,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from attrs import frozen
 
-from deepinfer_contracts import SamplerOutput
 from deepinfer_samplers import shortcuts
-from deepinfer_samplers.description import NO_ALTERNATIVE, Description, describe, joined
+from deepinfer_samplers.description import Description, describe, joined
 from deepinfer_samplers.description import join as join_descriptions
-from deepinfer_samplers.drafts import NO_DRAFT, DraftPool
+from deepinfer_samplers.drafts import NO_DRAFT
 from deepinfer_samplers.draw import draw
 from deepinfer_samplers.filters import MASS_BITS, Distribution, mass
 from deepinfer_samplers.gumbel import coupled, noise_keys
 from deepinfer_samplers.hashing import FRESH, RESIDUAL, accept_keys, draw_keys, uniform
 from deepinfer_samplers.parameters import StepParameters
 from deepinfer_samplers.rows import ROW_NOTHING_ALLOWED, ROW_OK, Rows
+from deepinfer_samplers.step_drafts import StepDrafts
 from deepinfer_samplers.third_party import sample_rows
 
 KEEP: Final = math.exp(-5e-5)
 """Share of p that the residual takes from q: it is never empty where p and q are almost equal, at the price of a total
 variation below 5e-5."""
-
-
-@frozen
-class StepDrafts:
-    """The drafts that a decode step verifies. Rows are those of the step, request after request."""
-
-    pool: DraftPool
-    places: npt.NDArray[np.int64]
-    """``[R]``: row of the pool; of a row that verifies nothing, any row of slot 0."""
-    verifies: npt.NDArray[np.bool_]
-    """``[R]``: whether the row verifies a draft. Host values: they say which work there is."""
-
-    def tokens(self) -> torch.Tensor:
-        """The draft of each row, int64 ``[R]``, -1 for none."""
-        drafts = self.pool.tokens
-        verifies = shortcuts.upload(self.verifies, drafts.device)
-        return torch.where(verifies, drafts[shortcuts.upload(self.places, drafts.device)].long(), NO_DRAFT)
 
 
 @frozen
@@ -69,15 +53,24 @@ class Choice:
 
 
 def choose(
-    rows: Rows, step: StepParameters, *, is_coupled: bool, drafts: StepDrafts | None, sum_smaller: bool = False
+    rows: Rows,
+    step: StepParameters,
+    *,
+    is_coupled: bool,
+    proposed: torch.Tensor | None = None,
+    drafts: StepDrafts | None = None,
+    sum_smaller: bool = False,
 ) -> Choice:
-    """The token of each row, accepted or drawn. Failed rows accept nothing; their tokens mean nothing."""
+    """The token of each row, accepted or drawn. Failed rows accept nothing; their tokens mean nothing.
+
+    :param proposed: int64 ``[R]``, the draft of each row of the step, -1 for none; None where nothing is verified.
+    :param drafts: Where they come from; read where a row is drawn.
+    """
     device = rows.logits.device
     drawn = rows.drawn()
     tokens = rows.best.clone() if len(drawn) or step.parts else rows.best
-    wanted = chance = accepted = None
-    if drafts is not None:
-        wanted = drafts.tokens()[rows.at]
+    chance = accepted = None
+    wanted = None if proposed is None else proposed[rows.at]
     index = shortcuts.places(drawn, len(rows), device) if len(drawn) else None
     chosen = None
     if len(drawn) and wanted is None and _is_all_asked(rows, step, sum_smaller):
@@ -186,48 +179,6 @@ def residual(q: torch.Tensor, p: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     return rest, left
 
 
-@frozen
-class Outcome:
-    """How far the drafts of each request hold. Tensors lie where the logits do."""
-
-    accepted: torch.Tensor
-    """int64 ``[N]``: drafts that were accepted one after the other."""
-    final: torch.Tensor
-    """int64 ``[N]``: the row whose token ends the step of the request."""
-    counted: torch.Tensor
-    """bool ``[R]``: rows whose draft is part of the output."""
-    verified_per_step: torch.Tensor
-    """int32 ``[K]``: drafts verified at each place of a block."""
-    accepted_per_step: torch.Tensor
-    """int32 ``[K]``: of these, how many became part of the output."""
-
-
-def settle(first: npt.NDArray[np.intp], accepted: torch.Tensor, is_draft: torch.Tensor, num_draft: int) -> Outcome:
-    """The prefix rule: a row counts only if every earlier row of its request was accepted.
-
-    :param first: ``[N + 1]``, request i has the rows ``[first[i], first[i + 1])``, at least one.
-    :param accepted: bool ``[R]``, each row's own verdict.
-    :param is_draft: bool ``[R]``, whether the row verifies a token.
-    """
-    device = accepted.device
-    counts = np.diff(first)
-    row = first[:-1, None] + np.arange(num_draft)
-    inside = shortcuts.upload(np.arange(num_draft) < counts[:, None] - 1, device)
-    at = shortcuts.upload(np.minimum(row, max(int(first[-1]) - 1, 0)), device)
-    holds = (accepted[at] & inside).to(torch.int32).cumprod(1)
-    length = holds.sum(1)
-    request = np.repeat(np.arange(len(counts)), counts)
-    offset = shortcuts.upload(np.arange(len(request)) - first[:-1][request], device)
-    counted = offset < length[shortcuts.upload(request, device)]
-    return Outcome(
-        length,
-        shortcuts.upload(first[:-1].astype(np.int64), device) + length,
-        counted,
-        (is_draft[at] & inside).sum(0).to(torch.int32),
-        holds.sum(0).to(torch.int32),
-    )
-
-
 def join(parts: Sequence[Choice], step: StepParameters, device: torch.device, *, sum_smaller: bool) -> Choice:
     """All rows of a step from its parts."""
     if len(parts) == 1:
@@ -243,59 +194,3 @@ def join(parts: Sequence[Choice], step: StepParameters, device: torch.device, *,
         joined(accepted, none.to(torch.bool)) if verifies else None,
         joined(chance, none) if verifies else None,
     )
-
-
-def fresh_output(rows: Choice) -> tuple[SamplerOutput, torch.Tensor]:
-    """The output of a step with a row for each request, and the token that each row emits, int32 ``[R]``."""
-    result, reported = shortcuts.result, rows.description
-    output = SamplerOutput(
-        sampled_ids=result(rows.tokens),
-        sampled_logprob=result(reported.logprobs),
-        row_status=result(rows.status),
-        top_ids=_optional(reported.top_ids),
-        top_logprobs=_optional(reported.top_logprobs),
-        sum_smaller=_optional(reported.sum_smaller),
-    )
-    return output, rows.tokens
-
-
-def verified_output(
-    drafts: StepDrafts, first: npt.NDArray[np.intp], rows: Choice
-) -> tuple[SamplerOutput, torch.Tensor]:
-    """The output of a step that verifies: tokens, what was accepted, the statistics of it. And what each row emits,
-    int32 ``[R]``, -1 for nothing."""
-    ids, pool, reported = rows.tokens, drafts.pool, rows.description
-    places = shortcuts.upload(drafts.places, ids.device)
-    is_draft = drafts.tokens() != NO_DRAFT
-    accepted = torch.zeros_like(is_draft) if rows.accepted is None else rows.accepted & is_draft
-    outcome = settle(first, accepted, is_draft, pool.num_draft)
-    final, counted = outcome.final, outcome.counted
-    verified_ids = ids.masked_fill(~counted, NO_DRAFT)
-    result = shortcuts.result
-    output = SamplerOutput(
-        sampled_ids=result(ids[final]),
-        sampled_logprob=result(reported.logprobs[final]),
-        row_status=result(rows.status[final]),
-        verified_ids=result(verified_ids),
-        verified_logprob=result(reported.logprobs.masked_fill(~counted, 0.0)),
-        draft_logprob=result(pool.logprobs[places].clamp(max=0.0).masked_fill(~is_draft, 0.0)),
-        accepted=result(outcome.accepted.to(torch.int32)),
-        verified_per_step=result(outcome.verified_per_step),
-        accepted_per_step=result(outcome.accepted_per_step),
-    )
-    if reported.top_ids is not None and reported.top_logprobs is not None:
-        output.top_ids, output.top_logprobs = result(reported.top_ids[final]), result(reported.top_logprobs[final])
-        left_out = ~counted.unsqueeze(1)
-        output.verified_top_ids = result(reported.top_ids.masked_fill(left_out, NO_ALTERNATIVE))
-        output.verified_top_logprobs = result(reported.top_logprobs.masked_fill(left_out, 0.0))
-    if reported.sum_smaller is not None:
-        output.sum_smaller = result(reported.sum_smaller[final])
-        output.verified_sum_smaller = result(reported.sum_smaller.masked_fill(~counted, 0.0))
-    if rows.chance is not None:
-        error: Any = (rows.chance - pool.confidence[places]).abs().masked_fill(~is_draft, 0.0).sum()
-        output.confidence_error = float(result(error)) if shortcuts.on_host(error) else error
-    return output, verified_ids.index_copy(0, final, ids[final])
-
-
-def _optional(tensor: torch.Tensor | None) -> Any:
-    return None if tensor is None else shortcuts.result(tensor)

@@ -71,19 +71,27 @@ def verifying_inputs(n: int, num_draft: int, **given: Any) -> SamplerInputs:
     )
 
 
+def drafted_before(bench: Bench, drafter: Any, target: Any, n: int, **given: Any) -> Any:
+    """Draft from ``drafter`` ``[K, V]`` behind a step of one row a request: what the sampler's ``draft`` returned.
+
+    :param target: f32 ``[V]``, the logits of that step.
+    """
+    before = evolve(
+        step_inputs(n, sample_pos=POSITION - 1, **given), draft_write_slot=np.arange(1, n + 1, dtype=np.int32)
+    )
+    first = bench.step(np.tile(target, (n, 1)), before)
+    bound = before if getattr(bench.sampler, "host_inputs", False) else bench.backend.bind_inputs(before)
+    try:
+        return bench.sampler.draft(Proposals(bench, drafter, n, first.tokens), bound, first.output, len(drafter))
+    except NotSupported as error:
+        not_offered(error.what)
+
+
 def verify(bench: Bench, drafter: Any, target: Any, n: int, **given: Any) -> list[Verified]:
     """Draft from ``drafter`` ``[K, V]``, verify against ``target`` ``[K + 1, V]``, for ``n`` requests."""
     drafter, target = np.asarray(drafter, np.float32), np.asarray(target, np.float32)
     num_draft = len(drafter)
-    before = evolve(
-        step_inputs(n, sample_pos=POSITION - 1, **given), draft_write_slot=np.arange(1, n + 1, dtype=np.int32)
-    )
-    first = bench.step(np.tile(target[-1], (n, 1)), before)
-    bound = before if getattr(bench.sampler, "host_inputs", False) else bench.backend.bind_inputs(before)
-    try:
-        drawn = bench.sampler.draft(Proposals(bench, drafter, n, first.tokens), bound, first.output, num_draft)
-    except NotSupported as error:
-        not_offered(error.what)
+    drawn = drafted_before(bench, drafter, target[-1], n, **given)
     require(isinstance(drawn, tuple) and len(drawn) == 2, "draft returned no pair (ids, confidences)", got=repr(drawn))
     ids = np.asarray(bench.backend.to_host(drawn[0]))
     require_equal(ids.shape, (n, num_draft), "draft ids have a wrong shape")
