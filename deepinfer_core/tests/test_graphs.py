@@ -1,28 +1,26 @@
 """Decode steps in graphs: fixed inputs, placeholders behind the rows of a step, and the same tokens as op by op.
 
-The graphs here are closures that run again: what they read and write are the fixed inputs and results, as on a device.
+The graphs are those of ``graph_toys``.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from engine_toys import ToyBackend, ToyModel
+from graph_toys import PROMPTS, HostCopy, Tape, refuse, shipped
 
 from deepinfer_contracts import InputMetadataV41
-from deepinfer_core.assembly.assemble import assemble
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import EngineError, GraphCaptureError
 from deepinfer_core.graphs import DecodeGraphs, captured_sizes, choose_graphs, covering
 from deepinfer_core.graphs.drafts import DraftGraphs, drafted_sizes
 from deepinfer_core.graphs.progress import record_graphs
 from deepinfer_core.graphs.static_inputs import StaticInputs, row_arrays, row_fields, signature
-from deepinfer_core.llm import LLM
 from deepinfer_core.parameters.sampling_params import SamplingParams
 from deepinfer_native import CoreConfig, placeholder_inputs
 
@@ -30,59 +28,10 @@ NEEDED = ("torch", "deepinfer_cpu", "deepinfer_v41", "deepinfer_samplers")
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"install {', '.join(MISSING)} to run the shipped model")
 
-PROMPTS = ["import os\n" * 4, "def f(x):\n    return x\n" * 2, "class A:\n" * 6, "x = 1\n", "for i in range(3):\n"]
 PARAMS = [
     SamplingParams(temperature=0.8 * (i % 2), max_tokens=count, seed=i, ignore_eos=True)
     for i, count in enumerate((9, 6, 12, 3, 7))
 ]
-
-
-class Tape:
-    """``Backend.capture`` on the host. ``runs`` has the size of each step: recorded, or launched again."""
-
-    def __init__(self) -> None:
-        self.recorded = 0
-        self.launched = 0
-
-    def capture(self, call: Callable[[], object]) -> Callable[[], None]:
-        call()
-        self.recorded += 1
-
-        def launch() -> None:
-            self.launched += 1
-            call()
-
-        return launch
-
-
-class HostCopy:
-    """``Backend.host_like`` of an array of the host."""
-
-    def __init__(self, like: Any) -> None:
-        self._memory = np.zeros_like(like)
-
-    def copy_(self, source: Any, non_blocking: bool) -> None:
-        assert non_blocking
-        self._memory[...] = source
-
-    def numpy(self) -> Any:
-        return self._memory
-
-
-def refuse(call: Callable[[], object]) -> Callable[[], None]:
-    raise GraphCaptureError("a step cannot be captured", reason="aten::item", remedy="run with --no-graphs")
-
-
-def shipped(capture: Any, static: bool = True, host_like: Any = None, **settings: Any) -> LLM:
-    """The shipped model on backend cpu with ``capture`` added."""
-    settings = {"backend": "cpu", "max_num_seqs": 5, "block_size": 16, "max_model_len": 128, **settings}
-    assembly = assemble(EngineConfig.resolve(settings, environ={}, flag_origin="argument"), announce=None)
-    if capture is not None:
-        assembly.backend.capture = capture  # type: ignore[attr-defined]
-    if host_like is not None:
-        assembly.backend.host_like = host_like  # type: ignore[attr-defined]
-    assembly.model.static_decode = static  # type: ignore[attr-defined]
-    return LLM.from_assembly(assembly)
 
 
 def answers(capture: Any, **settings: Any) -> list[Any]:

@@ -12,6 +12,7 @@ from deepinfer_core.graphs.recorded import Capture
 from deepinfer_core.graphs.sampling import SampleGraphs
 from deepinfer_core.graphs.sizes import covering
 from deepinfer_core.graphs.static_inputs import CopyAll, StaticInputs, copy_each, row_arrays, signature
+from deepinfer_core.graphs.verifying import VerifyGraphs
 
 Tensor = Any
 Forward = Callable[[Any, Any], Tensor]
@@ -55,7 +56,7 @@ class DecodeGraphs:
         self.hidden: Tensor = None
         """``[max rows, D]``, the result of all graphs: read by the phases behind a forward before the next one is
         launched on the same queue."""
-        self.sampling: SampleGraphs | None = None
+        self.sampling: SampleGraphs | VerifyGraphs | None = None
         """What comes behind a forward, where it can be recorded as well."""
         self.num_launched = 0
         """Steps that ran from a graph; the first of each size runs before it is recorded."""

@@ -52,22 +52,31 @@ class DraftGraphs:
         self, hidden: Tensor, inputs: Any, sampled_ids: Tensor, accepted: Tensor | None, caches: Any
     ) -> DraftBlock:
         """As ``model.draft``; the block is valid until the next call. Raises GraphCaptureError."""
-        rows = self._model.draft_rows(inputs, sampled_ids, accepted)
-        count = len(sampled_ids)
-        size = covering(self.sizes, count)
+        size = covering(self.sizes, len(sampled_ids))
         if size is None:
+            rows = self._model.draft_rows(inputs, sampled_ids, accepted)
             block: DraftBlock = self._model.propose(rows, caches)
             return block
-        found = self._requests.get(size)
-        if found is None:
-            found = self._requests[size] = _Requests(self._placeholder, size, sampled_ids)
-        self._copy_all(*found.parts(rows, count))
+        found, count = self.load(size, inputs, sampled_ids, accepted), len(sampled_ids)
         if found.block is None:
             memory = found.memory
             found.block = Recorded(self._capture, lambda: self._model.propose(memory, self._caches))
             return _Unrecorded(found, count, found.block.take_first())
         found.block.launch()
         return _Drafts(found, count, self._capture)
+
+    def load(self, size: int, inputs: Any, sampled_ids: Tensor, accepted: Tensor | None) -> _Requests:
+        """Put what the block of a step starts from into the memory of ``size`` requests, placeholders behind it."""
+        rows = self._model.draft_rows(inputs, sampled_ids, accepted)
+        found = self._requests.get(size)
+        if found is None:
+            found = self._requests[size] = _Requests(self._placeholder, size, sampled_ids)
+        self._copy_all(*found.parts(rows, len(sampled_ids)))
+        return found
+
+    def memory(self, size: int) -> Rows:
+        """What :meth:`load` filled."""
+        return self._requests[size].memory
 
     @property
     def num_recorded(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from time import perf_counter_ns
 from typing import Any
 
+from deepinfer_core.graphs.verifying import VerifyGraphs
 from deepinfer_core.pipeline.faults import StepFault
 from deepinfer_core.pipeline.machinery import Machinery
 from deepinfer_core.pipeline.record import StepRecord
@@ -26,10 +27,7 @@ def draft(parts: Machinery, record: StepRecord, hidden: Any, inputs: Any, result
     accepted = None if record.is_prefill else results.accepted
     with at.call(PROPOSE):
         propose = parts.propose or parts.model.draft  # type: ignore[attr-defined]
-        block = propose(hidden, record.inputs, results.sampled_ids, accepted, parts.caches)
-        if not hasattr(block, "step"):
-            got = "None" if block is None else type(block).__name__
-            raise wrong_step_return(PROPOSE, at.owners.model, got, "a DraftBlock")
+        block = _checked_block(parts, propose(hidden, record.inputs, results.sampled_ids, accepted, parts.caches))
     proposals = _Proposals(parts, block)
     try:
         with at.call(DRAW):
@@ -42,6 +40,34 @@ def draft(parts: Machinery, record: StepRecord, hidden: Any, inputs: Any, result
     sampled.draft_ids_device = sampled.confidence_device = None
     with at.call("backend.bind_inputs"):
         bound = parts.bound(SamplerOutput(draft_ids=device_ready(ids), confidence=device_ready(confidence)))
+    results.draft_ids, results.confidence = bound.draft_ids, bound.confidence
+    parts.times.draft += perf_counter_ns() - start
+
+
+def draft_in_graph(parts: Machinery, record: StepRecord, graphs: VerifyGraphs, results: SamplerOutput) -> None:
+    """As :func:`draft`, for a step that ``graphs`` sampled."""
+    start = perf_counter_ns()
+    at, sampled, n = parts.at, record.sampled, record.num_reqs
+    _check_sampled(parts, record, results)
+    with at.call(PROPOSE):
+        graphs.start(record.inputs, results)
+    made: list[_Proposals] = []
+
+    def propose(rows: Any) -> Any:
+        with at.call(PROPOSE):
+            block = _checked_block(parts, parts.model.propose(rows, parts.caches))  # type: ignore[attr-defined]
+        made.append(_Proposals(parts, block))
+        return made[-1]
+
+    try:
+        with at.call(DRAW):
+            drawn, onward = graphs.draw(n, propose)
+            _checked((drawn.draft_ids, drawn.confidence), (n, parts.core_config.num_draft), at.owners.sampler)
+    except StepFault as fault:
+        raise next((one.fault for one in made if one.fault is not None), fault) from fault.cause
+    sampled.draft_ids, sampled.confidence = drawn.draft_ids, drawn.confidence
+    with at.call("backend.bind_inputs"):
+        bound = parts.bound(onward)
     results.draft_ids, results.confidence = bound.draft_ids, bound.confidence
     parts.times.draft += perf_counter_ns() - start
 
@@ -61,6 +87,13 @@ class _Proposals:
             self.fault = self._at.fault(PROPOSE, err)
             raise
         return logits, confidence
+
+
+def _checked_block(parts: Machinery, block: Any) -> Any:
+    if not hasattr(block, "step"):
+        got = "None" if block is None else type(block).__name__
+        raise wrong_step_return(PROPOSE, parts.at.owners.model, got, "a DraftBlock")
+    return block
 
 
 def _check_sampled(parts: Machinery, record: StepRecord, results: SamplerOutput) -> None:

@@ -13,7 +13,8 @@ from deepinfer_core.graphs.drafts import DraftGraphs, drafted_sizes
 from deepinfer_core.graphs.recorded import Capture
 from deepinfer_core.graphs.sampling import SampleGraphs
 from deepinfer_core.graphs.static_inputs import copy_each
-from deepinfer_core.interfaces import Backend, Caches, Model, Sampler, StaticSampler
+from deepinfer_core.graphs.verifying import VerifyGraphs
+from deepinfer_core.interfaces import Backend, Caches, Model, Sampler, StaticDraftingSampler, StaticSampler
 from deepinfer_core.pipeline.faults import Boundary, Owners
 from deepinfer_core.pipeline.sampled import wrong_step_return
 from deepinfer_core.pipeline.times import PhaseTimes
@@ -112,14 +113,17 @@ class Machinery:
         copy_all = getattr(self.backend, "copy_all", copy_each)
         placeholder = self.bound(placeholder_inputs(config))
         self.decode = DecodeGraphs(self.model.forward, self.caches, capture, sizes, placeholder, copy_all=copy_all)
+        host_like = getattr(self.backend, "host_like", None)
         if not config.num_draft and isinstance(self.sampler, StaticSampler):
-            self.decode.sampling = SampleGraphs(
-                self.decode, self._logits, self.sampler, capture, getattr(self.backend, "host_like", None)
-            )
+            self.decode.sampling = SampleGraphs(self.decode, self._logits, self.sampler, capture, host_like)
         if self.drafts and hasattr(self.model, "draft_rows"):
             rows = self.model.draft_rows(placeholder, placeholder.input_ids, placeholder.positions)
             sizes = drafted_sizes(config.max_num_seqs)
             self.propose = DraftGraphs(self.model, self.caches, capture, sizes, rows, copy_all=copy_all)
+            if isinstance(self.sampler, StaticDraftingSampler):
+                self.decode.sampling = VerifyGraphs(
+                    self.decode, self._logits, self.sampler, self.propose, capture, config.num_draft, host_like
+                )
 
     def _logits(self, hidden: Any) -> Any:
         with self.at.call("model.logits"):

@@ -7,7 +7,8 @@ from time import perf_counter_ns
 from typing import Any
 
 from deepinfer_core.graphs.sampling import SampleGraphs
-from deepinfer_core.pipeline.draft import draft
+from deepinfer_core.graphs.verifying import VerifyGraphs
+from deepinfer_core.pipeline.draft import draft, draft_in_graph
 from deepinfer_core.pipeline.machinery import Machinery
 from deepinfer_core.pipeline.prompt_scores import score_prompts
 from deepinfer_core.pipeline.record import StepRecord
@@ -69,18 +70,18 @@ def sample(parts: Machinery, core: Any, record: StepRecord, mask: Mask) -> None:
         t2 = perf_counter_ns()
         with at.call(SAMPLE):
             given = rows if is_host else wanted
+            onward = None
             if graphs is not None:
-                sampled = graphs(record.num_reqs)
+                sampled, onward = graphs.sample(record.num_reqs, record.num_tokens)
             elif record.named:
                 sampled = parts.sampler.sample_with(logits, given, record.named)  # type: ignore[attr-defined]  # checked
             else:
                 sampled = parts.sampler.sample(logits, given)
             record.sampled = sampled
             check_result(sampled, record.num_reqs, owner=at.owners.sampler)
-            onward = None
             if parts.drafts or (core.config.depth > 1 and not record.is_prefill):
                 # A prefill step is committed before the next one, which then takes nothing from the device.
-                onward = _for_next_step(sampled)
+                onward = onward or _for_next_step(sampled)
                 if core.config.num_draft and onward.accepted is None and not record.is_prefill:
                     got = f"{type(sampled).__name__} without accepted"
                     raise wrong_step_return(SAMPLE, at.owners.sampler, got, NEEDS_ACCEPTED)
@@ -88,7 +89,9 @@ def sample(parts: Machinery, core: Any, record: StepRecord, mask: Mask) -> None:
             with at.call("backend.bind_inputs"):
                 record.results = parts.bound(onward)
         t3 = perf_counter_ns()
-        if parts.drafts:
+        if isinstance(graphs, VerifyGraphs):
+            draft_in_graph(parts, record, graphs, record.results)
+        elif parts.drafts:
             draft(parts, record, hidden, rows if is_host else wanted, record.results)
         t4 = perf_counter_ns()
         _mark(parts, record)
@@ -100,13 +103,13 @@ def sample(parts: Machinery, core: Any, record: StepRecord, mask: Mask) -> None:
     record.sample_ns = t4 - t2
 
 
-def _graphs_of(parts: Machinery, record: StepRecord, rows: Any) -> SampleGraphs | None:
+def _graphs_of(parts: Machinery, record: StepRecord, rows: Any) -> SampleGraphs | VerifyGraphs | None:
     """What runs logits and sampling of this step from a graph; None: they are launched op by op."""
     graphs = None if record.is_prefill or record.named or parts.decode is None else parts.decode.sampling
     if graphs is None:
         return None
     with parts.at.call(SAMPLE):
-        return graphs if graphs.takes(record.num_tokens, rows) else None
+        return graphs if graphs.takes(record.num_reqs, rows) else None
 
 
 def _mark(parts: Machinery, record: StepRecord) -> None:

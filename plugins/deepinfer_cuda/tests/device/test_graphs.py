@@ -142,3 +142,29 @@ def test_greedy_steps_sampled_in_graphs_give_the_same_tokens(overlap, at_start):
     graphed, launched = answers(GREEDY, graphs_at_start=at_start, **settings)
     assert launched > 0
     assert graphed == eager
+
+
+@pytest.mark.parametrize("settings", [
+    {"verify": "coupled"}, {"verify": "rejection"}, {"verify": "coupled", "overlap": False},
+    {"verify": "rejection", "draft_schedule": "confidence"},
+], ids=str)  # fmt: skip
+def test_greedy_steps_with_drafts_in_graphs_give_the_same_tokens(settings):
+    """Verification, the model's block and its drafts are two graphs; nothing in them waits."""
+    given = {"numeric_mode": "exact", "draft_tokens": 3, "sync_guard": True, **settings}
+    eager, _ = answers(GREEDY, graphs=False, **given)
+    graphed, launched = answers(GREEDY, **given)
+    assert launched > 0
+    assert graphed == eager
+
+
+def test_requests_that_draw_and_greedy_ones_take_turns_with_drafts():
+    settings = {"numeric_mode": "exact", "draft_tokens": 3, "verify": "coupled", "sync_guard": True}
+    found = {True: None, False: None}
+    for graphs in found:
+        given = {"backend": "cuda", "max_num_seqs": 5, "block_size": 16, "max_model_len": 128, **settings}
+        with LLM(graphs=graphs, **given) as llm:
+            runs = [llm.generate(PROMPTS, params) for params in (GREEDY, PARAMS, GREEDY)]
+            found[graphs] = [[(output.error, output.token_ids) for output in run] for run in runs]
+            if graphs:
+                assert llm.built.engine.graphs.sampling.num_launched > 0
+    assert found[True] == found[False]
