@@ -2,8 +2,9 @@
 
     cd benchmarks && python -m device_bench.page
 
-It reads ``results/gpu-decode.json`` (``decode.py --cut-down --json``), ``gpu-layer.json`` (``layer.py --json``) and
-``gpu-AREA.json`` (``kernels.py --area AREA --json``); what is not there is said to be not measured.
+It reads ``results/gpu-decode.json`` (``decode.py --cut-down --json``), ``gpu-drafts.json`` (that with ``--drafts``),
+``gpu-layer.json`` (``layer.py --json``) and ``gpu-AREA.json`` (``kernels.py --area AREA --json``); what is not there is
+said to be not measured.
 """  # fmt: skip
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ def write() -> None:
     """Between ``<!-- figures: NAME -->`` and ``<!-- end -->``. Raises NoMatplotlib."""
     decode, layer, kernels = (_read(f"gpu-{name}.json") for name in ("decode", "layer", "dense"))
     tables = {"decode": steps(decode), "layer": layers(layer), "dense": products(kernels)}
+    tables["drafts"] = steps(_read("gpu-drafts.json"))
     tables |= {name: products(_read(f"gpu-{name}.json"), with_op=True) for name in ("attn", "index", "sample")}
     areas = {area: _read(f"gpu-{area}.json") for area in AREAS}
     runs = "\n".join(f"* {area}: {_run(one)}" for area, one in areas.items() if one)
@@ -50,7 +52,8 @@ def steps(result: Result | None) -> str:
     ]
     head = "| requests | graphs | overlap | step, ms | device busy, ms | idle | tokens/s | host work, ms |"
     context = result["rows"][0]["context"]
-    said = f"{_where(result)}; {result['layers']} layers, contexts of {context} tokens. {_idle(result)}"
+    drafts = f"{result['drafts']} drafts, " if result["drafts"] else ""
+    said = f"{_where(result)}; {result['layers']} layers, {drafts}contexts of {context} tokens. {_idle(result)}"
     return _table(" ".join([said, *([result["note"]] if "note" in result else [])]), head, rows)
 
 
