@@ -48,6 +48,23 @@ def test_setting_that_contradicts_the_model_is_explained(
     assert caught.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("settings", "instead"),
+    [
+        ({"max_num_batched_tokens": 7}, "lower --max-num-seqs"),
+        ({"max_num_batched_tokens": 7, "max_num_seqs": 2, "block_size": 8}, "lower --block-size"),
+        ({"max_num_batched_tokens": 7, "block_size": 8}, "lower --block-size and lower --max-num-seqs"),
+        ({"max_num_batched_tokens": 100, "chunked_prefill": False}, "leave --no-chunked-prefill out"),
+    ],
+)
+def test_remedy_of_a_small_step_names_what_is_too_large_for_it(settings: dict[str, object], instead: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        toy_llm(**settings)
+    assert (
+        caught.value.remedy == f"set --max-num-batched-tokens to {caught.value.details['least']} or more, or {instead}"
+    )
+
+
 def test_sizes_reach_the_core() -> None:
     with toy_llm(max_chunk=12, max_model_len=100, **small_pool(30, 3)) as llm:
         config = llm.built.engine.core.config

@@ -1,8 +1,10 @@
-"""A forked copy of the process has no engine: calls say so at once, also where a thread held the engine at the fork."""
+"""Other processes have no engine: calls in a forked copy say so at once, and nothing of an engine can be sent."""
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import signal
 import threading
 import warnings
@@ -78,6 +80,17 @@ def test_every_call_in_a_fork_says_that_the_engine_is_elsewhere_and_the_parent_g
         assert in_fork(lambda: llm.prefix_cache_report) != ""
         assert [list(chunk.output.token_ids) for chunk in stream if chunk.output is not None] == expected
         check_idle(llm)
+
+
+@pytest.mark.parametrize("take", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_engine_and_stream_cannot_be_sent_and_say_what_can(take: Callable[[object], object]) -> None:
+    with toy_llm() as llm:
+        with pytest.raises(TypeError, match="make one in each process"):
+            take(llm)
+        with pytest.raises(TypeError, match="send what it gives"):
+            take(llm.stream([1, 2, 3], PARAMS))
+        (output,) = llm.generate([1, 2, 3], PARAMS)
+        assert ids([pickle.loads(pickle.dumps(output))]) == ids([output])
 
 
 def test_fork_while_a_thread_is_in_a_step_does_not_wait_for_it() -> None:

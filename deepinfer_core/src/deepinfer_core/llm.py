@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Self, TypeVar
 
 from deepinfer_core.parameters.sampling_params import SamplingParams
 from deepinfer_core.requests.outputs import RequestOutput
@@ -282,6 +282,12 @@ class LLM:
         close = getattr(self.assembly, "close", None)
         if close is not None:
             close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an LLM holds a device and requests that run, so it cannot be pickled or copied; make one in each process "
+            "that needs it, and send prompts and results, which can be"
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -237,13 +237,20 @@ def _batched_tokens(config: EngineConfig, plan: PoolPlan, max_model_len: int, nu
     decode = plan.max_num_seqs * (num_draft + 1)
     if asked is None:
         return max(max_model_len if not config.chunked_prefill else 0, DEFAULT_BATCHED_TOKENS, decode)
-    least = max(plan.block_size, decode, 0 if config.chunked_prefill else max_model_len)
+    whole = 0 if config.chunked_prefill else max_model_len
+    least = max(plan.block_size, decode, whole)
     if asked < least:
+        bounds = (
+            ("lower --block-size", plan.block_size),
+            ("lower --max-num-seqs", decode),
+            ("leave --no-chunked-prefill out", whole),
+        )
+        instead = " and ".join(change for change, bound in bounds if asked < bound)
         raise ConfigError(
             f"max_num_batched_tokens {asked} is below {least}",
             reason=f"a step must hold a block ({plan.block_size}), the {decode} tokens of {plan.max_num_seqs} sequences"
             + ("" if config.chunked_prefill else f", and without chunked prefill a whole prompt ({max_model_len})"),
-            remedy=f"set --max-num-batched-tokens to {least} or more, or lower --max-num-seqs",
+            remedy=f"set --max-num-batched-tokens to {least} or more, or {instead}",
             details={"field": "max_num_batched_tokens", "value": asked, "least": least},
         )
     return asked

@@ -6,7 +6,7 @@ import sys
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Self, TypeVar
+from typing import NoReturn, Self, TypeVar
 
 from deepinfer_core.engine import Engine
 from deepinfer_core.errors import DeepInferError, EngineError, InvalidParameter, InvalidPrompt
@@ -276,6 +276,9 @@ class RunIterator(Iterator[Piece]):
         run, self._run = self._run, None
         if run is not None:
             run.stop()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a stream belongs to an engine, so it cannot be pickled or copied; send what it gives")
 
     def __enter__(self) -> Self:
         return self
