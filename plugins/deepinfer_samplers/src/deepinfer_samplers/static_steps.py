@@ -41,6 +41,7 @@ class StaticGreedyStep:
         self._sum_smaller = sum_smaller
         self._of_rows, self._of_requests = (_greedy(n, proposer.vocab_size) for n in (self._rows, size))
         self._memory: torch.Tensor | None = None
+        self._loaded: tuple[Any, ...] = ()
         self._layout: StepLayout
         self._writes: torch.Tensor
         """int64 ``[size, K]``: rows of the pool that the drafts go to."""
@@ -48,23 +49,42 @@ class StaticGreedyStep:
         """int32 ``[size, MOST_STOPS]``, filled up with -1."""
 
     def load(self, drafts: StepDrafts, inputs: SamplerInputs) -> None:
-        """What the work reads from now on: one copy, behind what is queued on the device."""
+        """What the work reads from now on: one copy, behind what is queued on the device; none where that is what it
+        reads already, as from step to step of the same requests."""
         slots, stops = host(inputs.draft_write_slot), host(inputs.stop_ids)
-        more = self._size - len(slots)
-        first = np.concatenate([drafts.first, drafts.first[-1] + 1 + np.arange(more)])
-        unused = self._rows - len(drafts.places)
-        arrays = layout_arrays(
-            first, np.pad(drafts.places, (0, unused)), np.pad(drafts.verifies, (0, unused)), self._num_draft
-        )
-        unowned = self._rows - int(first[-1])
-        arrays[3] = np.pad(arrays[3], (0, unowned), constant_values=self._size - 1)
-        arrays[4] = np.pad(arrays[4], (0, unowned), constant_values=self._num_draft)  # behind every draft
-        writes = np.tile(self._pool.spilled, (self._size, 1))
-        writes[: len(slots)] = np.where(slots[:, None] > 0, self._pool.rows(slots), writes[: len(slots)])
-        padded = np.full((self._size, MOST_STOPS), _NO_TOKEN, np.int32)
-        padded[: len(stops), : stops.shape[1]] = stops
-        *layout, self._writes, self._stops = shortcuts.sent_together([*arrays, writes, padded], self._send)
-        self._layout = StepLayout(*layout)
+        given = (drafts.first, drafts.places, drafts.verifies, slots, stops)
+        key = (stops.shape, *(array.tobytes() for array in given))
+        if key == self._loaded:
+            return
+        *layout, self._writes, self._stops = shortcuts.sent_together(self._arrays(*given), self._send)
+        self._layout, self._loaded = StepLayout(*layout), key
+
+    def _arrays(
+        self,
+        first: npt.NDArray[np.intp],
+        places: npt.NDArray[np.int64],
+        verifies: npt.NDArray[np.bool_],
+        slots: npt.NDArray[np.int32],
+        stops: npt.NDArray[np.int32],
+    ) -> list[npt.NDArray[Any]]:
+        """The fields of the layout, the writes and the stop tokens for all requests, those behind the step's included:
+        a placeholder has one row, and what rows are left verify nothing."""
+        size, rows, n, used = self._size, self._rows, len(slots), len(places)
+        begins = np.arange(size + 1) + (first[-1] - n)
+        begins[: n + 1] = first
+        all_places, all_verify = np.zeros(rows, np.int64), np.zeros(rows, np.bool_)
+        all_places[:used], all_verify[:used] = places, verifies
+        arrays = layout_arrays(begins, all_places, all_verify, self._num_draft)
+        owned = int(begins[-1])
+        request, offset = np.full(rows, size - 1), np.full(rows, self._num_draft)  # behind every draft of a request
+        request[:owned], offset[:owned] = arrays[3], arrays[4]
+        arrays[3:5] = request, offset
+        writes = np.empty((size, self._num_draft), np.int64)
+        writes[:] = self._pool.spilled
+        writes[:n] = np.where(slots[:, None] > 0, self._pool.rows(slots), self._pool.spilled)
+        listed = np.full((size, MOST_STOPS), _NO_TOKEN, np.int32)
+        listed[:n, : stops.shape[1]] = stops
+        return [*arrays, writes, listed]
 
     def _send(self, packed: npt.NDArray[np.uint8]) -> torch.Tensor:
         if self._memory is None:
