@@ -79,7 +79,8 @@ static inline __m128i di_choose4(__m128i mask, __m128i yes, __m128i no)
     return _mm_or_si128(_mm_and_si128(mask, yes), _mm_andnot_si128(mask, no));
 }
 
-/* 2 to the power of x, 0 .. 31: a float's exponent. 2^31 is none of an int32_t, and the conversion gives its bit. */
+/* 2 to the power of x, 0 .. 15: a float's exponent. Of 31 the conversion would give the right bit, and with it the
+ * floating-point exception of a number that is none of an int32_t: the caller's program may have enabled its trap. */
 static inline __m128i di_bit4(__m128i x)
 {
     return _mm_cvttps_epi32(_mm_castsi128_ps(_mm_slli_epi32(_mm_add_epi32(x, _mm_set1_epi32(127)), 23)));
@@ -91,7 +92,7 @@ static inline uint32_t di_may_stop4(const di_seq *s, __m128i token)
     const __m128i low = _mm_set1_epi32(15);
     __m128i bits = _mm_or_si128(
         di_bit4(_mm_and_si128(token, low)),
-        di_bit4(_mm_add_epi32(_mm_and_si128(_mm_srli_epi32(token, 4), low), _mm_set1_epi32(16))));
+        _mm_slli_epi32(di_bit4(_mm_and_si128(_mm_srli_epi32(token, 4), low)), 16));
     __m128i missing = _mm_andnot_si128(_mm_set1_epi32((int32_t)s->stop_mask), bits);
     return (uint32_t)_mm_movemask_ps(_mm_castsi128_ps(_mm_cmpeq_epi32(missing, _mm_setzero_si128())));
 }

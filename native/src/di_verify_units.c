@@ -23,7 +23,7 @@ DI_CLONES static uint32_t to_units(const float *values, size_t m, uint16_t *unit
     uint32_t sum = 0;
     /* The product is exact, so that only the sum rounds, and the cast cuts. */
     for (size_t i = 0; i < m; i++) {
-        int32_t unit = (int32_t)(values[i] * DI_VERIFY_UNITS + 0.5F);
+        int32_t unit = (int32_t)(values[i] * (float)DI_VERIFY_UNITS + 0.5F);
         units[i] = (uint16_t)unit;
         sum += (uint32_t)unit;
     }

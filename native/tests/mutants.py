@@ -170,7 +170,7 @@ MUTANTS = (
     Mutant("values_of_another_request", "di_core.c", "    di_varlen_forget_row(&c->varlen, s->row_slot);\n", ""),
     Mutant("values_of_the_wrong_round", "di_varlen.h", "(~old & DI_ROUND_FLIP)", "(old & DI_ROUND_FLIP)"),
     Mutant("no_drafts_count_as_some", "di_varlen.h", "(!drafts || drafts[0] < 0 ? DI_ROUND_NONE : 0)", "0"),
-    Mutant("stop_bit_of_a_high_nibble", "di_append_put.h", "low), _mm_set1_epi32(16))", "low), _mm_set1_epi32(15))"),
+    Mutant("stop_bit_of_a_high_nibble", "di_append_put.h", "low)), 16)", "low)), 15)"),
     Mutant("flags_of_the_row_before", "di_append_put.h", "    o->flags[e] = 0;", "    ;"),
     Mutant("flags_left_behind", "di_append.c", "DI_EVENT_ROOM * sizeof *o.flags", "0"),
     Mutant("five_tokens_as_four", "di_append.c", "row.accepted < 4 &&", "row.accepted < 5 &&"),

@@ -1,5 +1,8 @@
 """The quick commit of rows that simply go on (``di_append.c``) against the commit of any row (``di_commit.c``)."""
 
+import ctypes
+import ctypes.util
+
 import numpy as np
 import pytest
 from native_driver import VOCAB, Driver, small_config
@@ -132,3 +135,18 @@ def test_drafts_of_any_number_are_verified_as_proposed(k):
             core.commit(step.step_id, proposed(50, [0] * k, k + 1))
             core.step_done(step.step_id)
             rows = k + 1
+
+
+def test_commit_sets_off_no_floating_point_exception():
+    """The program around may have enabled traps of invalid operations. 240 .. 255: tokens of the highest stop bit."""
+    libm, invalid = ctypes.CDLL(ctypes.util.find_library("m")), 1  # FE_INVALID of x86 and of Arm
+    with Core(small_config(num_draft=3, max_num_seqs=2, vocab_size=300)) as core:
+        core.submit([1, 2, 3], max_tokens=40, stop_ids=[256])
+        for sampled, rows in ((240, None), (247, 4), (255, 4)):
+            step = core.schedule_local()
+            core.pack(step.step_id)
+            output = proposed(sampled, [sampled] * 3, rows)
+            libm.feclearexcept(invalid)
+            core.commit(step.step_id, output)
+            assert libm.fetestexcept(invalid) == 0
+            core.step_done(step.step_id)
