@@ -130,9 +130,8 @@ int di_policy_prefill(di_core *c, di_step *step, di_outputs *o)
     /* Of the step's start: what this step admits does not count against it (2.2). */
     int may_admit = !is_above_watermark(c);
     int64_t sum_k = 0;
-    di_seq *next = NULL;
-    for (di_seq *s = di_queue_head(&c->queue); s && step->n < c->cfg.max_num_seqs; s = next) {
-        next = di_queue_after(&c->queue, s);
+    /* Whoever had its turn has left the queue, and a prompt that ends here may have sent its forks to it. */
+    for (di_seq *s = di_queue_head(&c->queue); s && step->n < c->cfg.max_num_seqs; s = di_queue_head(&c->queue)) {
         int is_first = is_first_admission(s);
         int code = 0;
         if (is_first && is_too_long(c, s)) {

@@ -7,18 +7,11 @@ static int level_of(const di_seq *s)
     return s->queue_class == 0 ? 0 : 2 * (s->priority - DI_PRIORITY_LOW) + s->queue_class;
 }
 
-static di_seq *first_from(const di_queue *q, int level)
+di_seq *di_queue_head(const di_queue *q)
 {
-    for (; level < DI_QUEUE_LEVELS; level++)
+    for (int level = 0; q->count && level < DI_QUEUE_LEVELS; level++)
         if (q->head[level]) return q->head[level];
     return NULL;
-}
-
-di_seq *di_queue_head(const di_queue *q) { return q->count ? first_from(q, 0) : NULL; }
-
-di_seq *di_queue_after(const di_queue *q, const di_seq *s)
-{
-    return s->next ? s->next : first_from(q, level_of(s) + 1);
 }
 
 void di_queue_insert(di_queue *q, di_seq *s)

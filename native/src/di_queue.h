@@ -21,8 +21,6 @@ typedef struct di_queue {
 } di_queue;
 
 di_seq *di_queue_head(const di_queue *q);
-/* The next after s in queue order, NULL at the end. */
-di_seq *di_queue_after(const di_queue *q, const di_seq *s);
 void di_queue_insert(di_queue *q, di_seq *s);
 void di_queue_remove(di_queue *q, di_seq *s);
 /* 0, or DI_E_INTERNAL if links, order or count are wrong. */

@@ -253,6 +253,17 @@ def test_slots_of_a_parent_that_ended_wait_for_the_step_that_clones_them():
     pair.drain(rng)
 
 
+def test_forks_of_a_prompt_that_is_too_long_have_their_turn_before_the_next_prompt():
+    pair, rng = Pair(small_config(max_model_len=20)), random.Random(0)
+    pair.submit([1, 2, 3], max_tokens=2)
+    long = pair.submit([1] * 33, max_tokens=2)
+    pair.submit([4, 5], max_tokens=2)
+    pair.fork(long, 1, True)
+    out = pair.schedule(TRY_PREFILL)
+    assert (out.ignored_uid, out.seq_uid) == ([long, 4], [1, 3])
+    pair.drain(rng)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("seed", [2, 3])

@@ -86,9 +86,8 @@ def prefill_pass(m, step: Step, out) -> None:
     spare = reserve(m)
     may_admit = not is_above_watermark(m)  # of the step's start: what it admits does not count against it
     sum_k = 0
-    for s in list(m.queue_order()):
-        if len(step.rows) >= c.max_num_seqs:
-            break
+    # Whoever had its turn has left the queue, and a prompt that ends here may have sent its forks to it.
+    while (s := m.queue_head()) and len(step.rows) < c.max_num_seqs:
         new = is_new(s)
         if new and is_too_long(m, s):
             m.end(s, Reason.TOO_LONG)
