@@ -442,9 +442,10 @@ def cuda(session: nox.Session) -> None:
 
 
 @nox.session
-@nox.parametrize("sanitizer", ["address", "thread"])
+@nox.parametrize("sanitizer", ["address", "thread", "portable"])
 def sanitizers(session: nox.Session, sanitizer: str) -> None:
-    """The C core under AddressSanitizer with UndefinedBehaviorSanitizer, and under ThreadSanitizer."""
+    """The C core under AddressSanitizer with UndefinedBehaviorSanitizer, under ThreadSanitizer, and as it is compiled
+    for a processor without SSE2."""
     session.install("setuptools>=77", "cffi>=2.0", "./contracts", *TEST_TOOLS)
     session.run("python", "native/sanitize.py", sanitizer)
 

@@ -1,7 +1,8 @@
 """Build the core with a sanitizer, and run the C programs and the tests on it.
 
-``python native/sanitize.py {address,thread} [pytest arguments]``; needs gcc. ``address`` is AddressSanitizer with
-UndefinedBehaviorSanitizer, and runs the whole suite; ``thread`` is ThreadSanitizer, and runs what has threads. The
+``python native/sanitize.py {address,thread,portable} [pytest arguments]``; needs gcc. ``address`` is AddressSanitizer
+with UndefinedBehaviorSanitizer, and runs the whole suite; ``thread`` is ThreadSanitizer, and runs what has threads.
+``portable`` has UndefinedBehaviorSanitizer too, and runs the whole suite on what a processor without SSE2 gets. The
 package is copied to a temporary folder, so the installed library stays as it is. Leaks of the interpreter are not
 reported; the C programs run with leak detection.
 """
@@ -27,6 +28,15 @@ COMMON = ["-g", "-O1", "-fno-omit-frame-pointer"]
 SANITIZE = {
     "address": [*COMMON, "-fno-wrapv", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
     "thread": [*COMMON, "-fsanitize=thread"],
+    # Found by the dynamic linker like any library, so that nothing has to be preloaded.
+    "portable": [
+        *COMMON,
+        "-U__SSE2__",
+        "-DDI_NO_CLONES",
+        "-fno-wrapv",
+        "-fsanitize=undefined",
+        "-fno-sanitize-recover=undefined",
+    ],
 }
 RUNTIME = {"address": "libasan.so", "thread": "libtsan.so"}
 WRAP = [f"-Wl,--wrap={name}" for name in ("malloc", "calloc", "realloc", "free")]
@@ -78,7 +88,7 @@ def run_programs(folder: Path, build: Any, mode: str, objects: list[str]) -> Non
     programs: dict[str, tuple[list[str], list[str], list[str]]] = {
         "threads_program": ([str(PROGRAMS / "threads_program.c")], [], []),
     }
-    if mode == "address":
+    if mode != "thread":
         # steady_program measures memory, which a sanitizer keeps for itself.
         for source in sorted(set(PROGRAMS.glob("*_program.c")) - {PROGRAMS / "steady_program.c"}):
             programs[source.stem] = ([str(source)], WRAP if "__wrap_malloc" in source.read_text() else [], [])
@@ -98,16 +108,17 @@ def run_programs(folder: Path, build: Any, mode: str, objects: list[str]) -> Non
 
 
 def run_tests(folder: Path, mode: str, arguments: list[str]) -> int:
-    runtime = subprocess.check_output(["gcc", f"-print-file-name={RUNTIME[mode]}"], text=True).strip()
     environment = {
         **os.environ,
-        "LD_PRELOAD": runtime,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")])),
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
         "TSAN_OPTIONS": "halt_on_error=1:report_signal_unsafe=0",
         "PYTHONMALLOC": "malloc",
     }
+    if mode in RUNTIME:
+        command = ["gcc", f"-print-file-name={RUNTIME[mode]}"]
+        environment["LD_PRELOAD"] = subprocess.check_output(command, text=True).strip()
     where = "import deepinfer_native; print(deepinfer_native.__file__)"
     found = subprocess.check_output([sys.executable, "-c", where], env=environment, text=True).strip()
     if not found.startswith(str(folder)):

@@ -67,7 +67,7 @@ class Arena:
     def show(self, name: str, column: Array) -> None:
         """The newest batch keeps that column."""
         self.shown[name] = column
-        self.slice_shown = slicer(tuple(self.shown))
+        self.slice_shown = slicer(tuple(sorted(self.shown)))  # in whatever order they were asked for
 
     def hide(self) -> None:
         """The newest batch keeps none."""
