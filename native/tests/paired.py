@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+from compared import compare_events, compare_inputs, compare_outputs, compare_stats
+from drawn_output import Drawn
 from native_driver import require
 from reference import Refused, Scheduler, Settings, fork, pins, transfer
 from reference.commit import wants_token
 from reference.invariants import CHECKS
 from reference.observer import Observer
-from reference.records import KIND_DECODE, Event, Outputs
-from reference.varlen import correct, f32
+from reference.records import Outputs
+from reference.varlen import correct
 
-from deepinfer_contracts import FinishReason, Pool, SamplerOutput, StepMode
+from deepinfer_contracts import FinishReason, Pool, StepMode
 from deepinfer_native import Core
 from deepinfer_native.config import REPLAY_MODES
 from deepinfer_native.errors import (
@@ -34,95 +36,6 @@ ERRORS = {
     "not_found": NotFoundError,
     "argument": ArgumentError,
 }
-SCALARS = ("step_id", "kind", "flags", "num_reqs", "num_decode_reqs", "num_batched_tokens", "sum_qk", "min_k", "max_k")
-ARRAYS = [
-    "seq_uid",
-    "generation",
-    "row_slot",
-    "seqlens_q",
-    "seqlens_k",
-    "cached",
-    "inflight",
-    "full_len",
-    "is_last_chunk",
-    "remap",
-    "state_slot",
-    "swa_slot",
-    "draft_read_slot",
-    "draft_write_slot",
-    "swa_valid_start",
-    "bt_offsets",
-    "bt_ids",
-    "bt_delta",
-    "zero_slots",
-    "clone_slots",
-    "clone_blocks",
-    "finished_uid",
-    "finished_reason",
-    "ignored_uid",
-    "ignored_reason",
-    "held_uid",
-    "preempted_uid",
-    "hit_tokens",
-    "replayed_tokens",
-]
-EVENT = ["seq_uid", "kind", "flags", "token_id", "output_index", "prompt_len", "finish_reason", "drafted", "accepted"]
-COUNTED = [
-    "steps_prefill",
-    "steps_decode",
-    "tokens_prefill",
-    "tokens_decode",
-    "tokens_drafted",
-    "tokens_accepted",
-    "tokens_output",
-    "holds",
-    "preemptions",
-    "aborts",
-    "overrun_rows",
-    "overrun_steps",
-    "stale_rows",
-]
-POOLS = ("main", "swa", "state", "draft")
-
-
-def compare_outputs(o, r: Outputs) -> None:
-    """``o``: the core's record; ``r``: the reference's."""
-    for name in SCALARS:
-        require(getattr(o, name) == getattr(r, name), "step", r.step_id, name, getattr(o, name), getattr(r, name))
-    for name in ARRAYS:
-        ours, theirs = getattr(o, name).tolist(), getattr(r, name)
-        require(ours == theirs, "step", r.step_id, name, ours, theirs)
-
-
-def compare_events(batch, events: list[Event]) -> None:
-    for name in EVENT:
-        ours, theirs = getattr(batch, name).tolist(), [int(getattr(e, name)) for e in events]
-        require(ours == theirs, name, ours, theirs)
-
-
-def compare_stats(stats, m: Scheduler) -> None:
-    for name in POOLS:
-        ours, pool = getattr(stats, name), getattr(m, name)
-        levels = (ours.total, ours.free, ours.cached, ours.held, ours.limbo)
-        expected = (pool.total, len(pool.free), len(pool.cached), pool.held, len(pool.limbo))
-        require(levels == expected, name, levels, pool.__dict__)
-    for name in COUNTED:
-        require(getattr(stats, name) == m.count[name], name, getattr(stats, name), m.count[name])
-    for name in ("queries", "hit_tokens", "replayed_tokens"):
-        ours = getattr(stats, f"prefix_{name}")
-        require(ours == m.prefix.count[name], "prefix", name, ours, m.prefix.count)
-    require(stats.prefix_evictions == m.main.evictions, "evictions", stats.prefix_evictions, m.main.evictions)
-    for reason, n in stats.finished.items():
-        require(n == m.finished[int(reason)], reason, n, m.finished)
-    for name, phase in (("waiting", 1), ("prefill", 2), ("running", 3), ("zombie", 4), ("handoff", 6)):
-        n = sum(s.phase == phase for s in m.requests.values())
-        require(getattr(stats, name) == n, name, getattr(stats, name), n)
-    for name in ("unfinished", "committed", "done"):
-        require(getattr(stats, name) == getattr(m, name), name, getattr(stats, name), getattr(m, name))
-    require(stats.last_step == m.launched, "last_step", stats.last_step, m.launched)
-    require(stats.queued_events == len(m.waiting_events), "queued_events", stats.queued_events)
-    require(stats.pinned_units == sum(len(u) for _, u in m.pins.values()), "pinned_units", stats.pinned_units)
-    require(not stats.poisoned, "the core is poisoned")
 
 
 class Pair:
@@ -210,53 +123,27 @@ class Pair:
         o, r = done
         compare_outputs(o, r)
         if r.num_reqs:
-            self.core.pack(r.step_id)  # validation "full" looks at every field
+            # Validation "full" looks at every field.
+            compare_inputs(self.core.pack(r.step_id), r, self.model.open[-1], self.model.settings)
         self.after("schedule", outputs=r)
         return r
 
-    def sampler_output(self, step, sampled, accepted, ok, drafts, confidence) -> SamplerOutput:
-        n, k = len(step.rows), self.config.num_draft
-        out = SamplerOutput(
-            sampled_ids=np.asarray(sampled, np.int32),
-            sampled_logprob=np.full(n, -0.5, np.float32),
-            row_status=np.asarray([0 if good else 1 for good in ok], np.int8),
-        )
-        if drafts:
-            out.draft_ids = np.full((n, k), self.config.vocab_size - 1, np.int32)
-        if confidence:
-            out.confidence = np.asarray(confidence, np.float32).reshape(n, k)
-        if k and step.kind == KIND_DECODE:
-            verified = []
-            for row, taken in zip(step.rows, accepted, strict=True):
-                verified += [*taken, *[-1] * (row.q - len(taken))]
-            out.verified_ids = np.asarray(verified, np.int32)
-            out.accepted = np.asarray([len(taken) for taken in accepted], np.int32)
-        return out
-
     def commit(self, rng, step_id=None, bad_rows: float = 0.0) -> None:
         """Tokens, accepted drafts and failed rows are drawn from ``rng``."""
-        m, vocab = self.model, self.config.vocab_size
+        m = self.model
         if step_id is None:
             step_id = m.committed + 1
         step = m.open[0] if m.open else None
         rows = step.rows if step else []
-        sampled = [rng.randrange(vocab) for _ in rows]
-        accepted = [[rng.randrange(vocab) for _ in range(rng.randrange(r.q))] for r in rows]
-        if step and step.kind != KIND_DECODE:
-            accepted = [[] for _ in rows]
-        ok = [rng.random() >= bad_rows for _ in rows]
-        drafts = self.config.num_draft > 0
+        drawn = Drawn(rng, self.config, step, bad_rows)
         is_needed = any(wants_token(step, r) for r in rows)
-        confidence = None
-        if drafts and self.config.verify_lengths == "confidence":
-            confidence = [[f32(rng.random()) for _ in range(self.config.num_draft)] for _ in rows]
-        output = self.sampler_output(step, sampled, accepted, ok, drafts, confidence) if step else None
+        output = drawn.output() if step else None
         if not is_needed and rng.random() < 0.5:
-            output = None
+            output = drawn.drafts = drawn.confidence = None
         done = self.both(
             "commit",
             lambda: self.core.commit(step_id, output),
-            lambda: m.commit(step_id, sampled, accepted, ok, drafts, confidence),
+            lambda: m.commit(step_id, drawn.sampled, drawn.accepted, drawn.ok, drawn.drafts, drawn.confidence),
         )
         if not done:
             return
@@ -291,11 +178,11 @@ class Pair:
     def inject(self, uid: int, token: int, has_drafts: bool) -> None:
         """``uid`` of any request; one that never had a reservation gets a handle that was never made."""
         handle = self.handles.get(uid, (7 << 32) | 12345)
-        drafts = [0] * self.config.num_draft if has_drafts else []
+        drafts = [(uid + token + j) % self.config.vocab_size for j in range(self.config.num_draft * has_drafts)]
         done = self.both(
             "inject",
             lambda: self.core.inject(handle, token, drafts=drafts) or True,
-            lambda: transfer.inject(self.model, uid, token, bool(drafts)),
+            lambda: transfer.inject(self.model, uid, token, drafts),
         )
         if done:
             self.after("inject")
@@ -305,7 +192,7 @@ class Pair:
         if done:
             for name, value in done[1].items():
                 ours = getattr(done[0], name)
-                ours = ours.tolist() if name == "block_ids" else ours
+                ours = ours.tolist() if name in ("block_ids", "drafts") else ours
                 require(ours == value, "handoff", uid, name, ours, value)
             self.after("handoff")
 

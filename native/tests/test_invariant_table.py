@@ -15,8 +15,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from compared import ARRAYS, SCALARS
 from native_driver import small_config
-from paired import ARRAYS, SCALARS, Pair
+from paired import Pair
 from reference.invariants import CHECKS
 
 ROOT = Path(__file__).parents[2]

@@ -10,6 +10,7 @@ from reference.records import (
     LAST,
     PROMPT,
     TOKEN,
+    Drafts,
     Event,
     Reason,
     Request,
@@ -37,12 +38,12 @@ def stop_reason(m, s: Request) -> Reason:
 
 
 def append_tokens(
-    m, step: Step, r: Row, tokens: list[int], is_ok: bool, drafts: list | None, events: list[Event]
+    m, step: Step, r: Row, tokens: list[int], is_ok: bool, drafts: Drafts | None, events: list[Event]
 ) -> None:
     """``tokens``: the accepted drafts and the sampled one, which is none where the row failed. Those behind a stop are
     dropped.
 
-    ``drafts``: confidences of the drafts for the next step, [] where they have none, None without drafts.
+    ``drafts``: those for the next step. What is no token is verified as the last one of the vocabulary (5.8).
     """
     s = r.request
     reason = Reason.NONE
@@ -76,12 +77,14 @@ def append_tokens(
     else:
         s.has_drafts = drafts is not None and m.settings.num_draft > 0
         if s.has_drafts:
-            m.varlen.keep(s, drafts)
+            pad = m.settings.vocab_size - 1
+            s.drafts = [draft if 0 <= draft <= pad else pad for draft in drafts.ids]
+        m.varlen.keep(s, drafts)
         if m.settings.engine_type == PROMPT:
             m.hand_over(s, last)
 
 
-def commit_row(m, step: Step, r: Row, tokens: list[int], is_ok: bool, drafts: list | None, events: list) -> None:
+def commit_row(m, step: Step, r: Row, tokens: list[int], is_ok: bool, drafts: Drafts | None, events: list) -> None:
     s = r.request
     if not is_live(r):
         m.count["overrun_rows" if s.is_terminal else "stale_rows"] += 1

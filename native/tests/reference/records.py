@@ -67,6 +67,7 @@ class Request:
     holds: int = 0
     awaits_first: bool = False  # the step that ends its prompt is in flight
     has_drafts: int = False  # 2: the host has ids, the device nothing of them
+    drafts: list[int] = field(default_factory=list)  # what its next step verifies
     last_step: int = 0
     last_row: int = -1
     blocks: list[int] = field(default_factory=list)
@@ -100,6 +101,14 @@ class Request:
     @property
     def is_terminal(self) -> bool:
         return self.phase in (Phase.ZOMBIE, Phase.RETIRED)
+
+
+@dataclass
+class Drafts:
+    """What the sampler proposes for a row; an id below 0 is no draft."""
+
+    ids: list[int]
+    confidence: list[float] | None  # None: each of them counts as certain
 
 
 @dataclass

@@ -24,6 +24,7 @@ from reference.records import (
     LAST,
     PROMPT,
     TRY_PREFILL,
+    Drafts,
     Event,
     Outputs,
     Phase,
@@ -271,12 +272,10 @@ class Scheduler:
         if is_decode:
             self.count["tokens_drafted"] += step.tokens - len(step.rows)
 
-    def commit(
-        self, step_id: int, sampled, accepted=None, ok=None, has_drafts: bool = False, confidence=None
-    ) -> list[Event]:
+    def commit(self, step_id: int, sampled, accepted=None, ok=None, drafts=None, confidence=None) -> list[Event]:
         """``sampled[i]``, ``accepted[i]`` (draft ids) and ``ok[i]`` of row i. Rows that make no token ignore theirs.
 
-        ``has_drafts``: the sampler gave drafts for the next step, with ``confidence[i]`` of row i or none.
+        ``drafts[i]``: proposed for the next step of row i, with ``confidence[i]`` or none; None where nothing is.
         """
         if step_id != self.committed + 1 or step_id > self.launched:
             raise Refused("order", f"step {step_id}, the next is {self.committed + 1}")
@@ -286,8 +285,8 @@ class Scheduler:
         overrun = self.count["overrun_rows"]
         for i, r in enumerate(step.rows):
             tokens = [*(accepted[i] if accepted else ()), sampled[i]]
-            drafts = (confidence[i] if confidence else []) if has_drafts else None
-            commit_row(self, step, r, tokens, ok is None or ok[i], drafts, events)
+            proposed = Drafts(drafts[i], confidence[i] if confidence else None) if drafts else None
+            commit_row(self, step, r, tokens, ok is None or ok[i], proposed, events)
         self.count["overrun_steps"] += self.count["overrun_rows"] > overrun
         self.committed = step_id
         self.flush(events)

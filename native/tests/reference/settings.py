@@ -16,6 +16,7 @@ class Settings:
     num_swa_slots: int = 0
     num_state_slots: int = 0
     max_num_seqs: int = 256
+    vocab_size: int = 0
     max_chunk: int = 0
     min_chunk: int = 1
     chunk_align: int = 128

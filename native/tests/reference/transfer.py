@@ -67,7 +67,7 @@ def reserve(m, prompt, max_tokens: int, min_tokens=0, stop=(), priority=0) -> Re
     return s
 
 
-def inject(m, uid: int, token: int, has_drafts: bool) -> bool:
+def inject(m, uid: int, token: int, drafts: list[int]) -> bool:
     """``uid``: the reservation's request; one that was used or acknowledged is stale."""
     require_type(m, COMPLETION)
     m.drain()
@@ -81,7 +81,8 @@ def inject(m, uid: int, token: int, has_drafts: bool) -> bool:
     s.cached = s.len
     s.tokens.append(token)
     s.first_waits = True
-    s.has_drafts = 2 if has_drafts else False  # ids that the host knows, and nothing of them on this device
+    s.drafts = list(drafts)
+    s.has_drafts = 2 if drafts else False  # ids that the host knows, and nothing of them on this device
     m.count["tokens_output"] += 1
     reason = stop_reason(m, s)
     if reason:
@@ -112,6 +113,7 @@ def handoff(m, uid: int) -> dict:
         "swa_slot": s.swa_slot,
         "state_slot": s.state_slot,
         "length": s.cached,
+        "drafts": s.drafts if s.has_drafts else [],
         "is_ended": bool(s.ending),
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from reference.records import KIND_DECODE, Refused, Request
+from reference.records import KIND_DECODE, Drafts, Refused, Request
 
 UNITS = 2048
 """Of the chance 1: the budget counts chances in whole units, rounded half up."""
@@ -31,6 +31,7 @@ class Rounds:
     generation: int
     newest: list[float] | None = None
     before: list[float] | None = None
+    has_draft: bool = True  # the newest proposed at least one
 
 
 class VerifyLengths:
@@ -51,11 +52,16 @@ class VerifyLengths:
         r = self.rounds.get(s.uid)
         return r if r and r.generation == s.generation else Rounds(s.generation)
 
-    def keep(self, s: Request, confidence: list[float] | None) -> None:
-        """A round ended with drafts; without confidences each of them counts as certain."""
-        if self.is_on:
-            values = cumulative(confidence or [1.0] * self.settings.num_draft)
-            self.rounds[s.uid] = Rounds(s.generation, values, self.known(s).newest)
+    def keep(self, s: Request, drafts: Drafts | None) -> None:
+        """A round ended. Without confidences each draft counts as certain; one of -1 is none."""
+        if not self.is_on:
+            return
+        values = None
+        if drafts:
+            chances = drafts.confidence or [1.0] * self.settings.num_draft
+            values = cumulative([x if draft >= 0 else 0.0 for draft, x in zip(drafts.ids, chances, strict=True)])
+        has_draft = drafts is not None and drafts.ids[0] >= 0
+        self.rounds[s.uid] = Rounds(s.generation, values, self.known(s).newest, has_draft)
 
     def values(self, candidates: list[Request]) -> tuple[list[list[float]], list[list[float]]]:
         """(for the budget, for the distribution). Rows that follow a step in flight go by the newest round in both; of
@@ -65,8 +71,10 @@ class VerifyLengths:
         if any(s.inflight for s in candidates):
             both = [(self.known(s).newest or ones) if s.inflight else zeros for s in candidates]
             return both, both
-        budget = [(self.known(s).before or ones) if s.has_drafts else zeros for s in candidates]
-        share = [(self.known(s).newest or ones) if s.has_drafts else zeros for s in candidates]
+        with_drafts = [s.has_drafts and self.known(s).has_draft for s in candidates]
+        pairs = list(zip(candidates, with_drafts, strict=True))
+        budget = [(self.known(s).before or ones) if has else zeros for s, has in pairs]
+        share = [(self.known(s).newest or ones) if has else zeros for s, has in pairs]
         return budget, share
 
     def total(self, values: list[list[float]]) -> int:
