@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,7 @@ class Run:
 
     A prompt with several samples is as many requests, each with its own news. Prompts are read and encoded only when
     ``window`` places, one for each sample, have room for them, so memory does not grow with their number. Requests
-    that cannot run come back finished, with their error.
+    that cannot run come back finished, with their error. One thread iterates; any may cancel and stop meanwhile.
     """
 
     def __init__(
@@ -72,6 +73,9 @@ class Run:
         """A prompt that was read, and has more samples than there were places."""
         self._cancelled: set[int] = set()
         self._count = 0
+        self._stopped = False
+        self._books = threading.RLock()
+        """Of what is above; nobody calls the engine with it."""
 
     def __iter__(self) -> Iterator[Request]:
         return self
@@ -81,15 +85,13 @@ class Run:
         while True:
             if not self._inbox:
                 self._feed()
-            if self._inbox:
-                request = self._inbox.popleft()
-                if request.is_closed:
+            with self._books:
+                request = self._inbox.popleft() if self._inbox else None
+                if request is not None and request.is_closed:
                     continue  # its end was handed out already, with the news of an earlier step
-                if request.finished:
-                    request.close()
-                    self._places -= 1
-                    if not request.head.open_samples:
-                        del self._live[request.index]
+                if request is not None and request.finished:
+                    self._close(request)
+            if request is not None:
                 return request
             if not self._live:
                 raise StopIteration
@@ -98,6 +100,15 @@ class Run:
                 self._engine.step()
                 if held.came:  # what is on its way is kept, as when each step is committed at once
                     self._engine.flush()
+
+    def _close(self, request: Request) -> None:
+        """The caller gets to see the end of ``request``."""
+        request.close()
+        if not self._stopped:
+            self._places -= 1
+            if not request.head.open_samples:
+                self._live.pop(request.index, None)
+                self._cancelled.discard(request.index)
 
     def start(self) -> list[Request]:
         """Queue as many prompts as there are places for; those that have not ended (their first sample each).
@@ -109,24 +120,27 @@ class Run:
 
     def cancel(self, index: int) -> None:
         """End prompt ``index`` with reason ``abort``, now or when its turn comes. No effect once it has ended."""
-        request = self._live.get(index)
+        with self._books:
+            request = self._live.get(index)
+            if request is not None or index >= self._count:
+                self._cancelled.add(index)  # where it is about to be queued, too
         if request is not None:
             self._engine.abort(request.samples)
-        elif index >= self._count:
-            self._cancelled.add(index)
 
     def stop(self) -> list[Request]:
         """Abort what runs, read no more prompts; the prompts that were unfinished (their first sample each).
 
         All of their samples have ended, and keep what they have.
         """
-        self._inputs = self._waiting = None
-        unfinished = list(self._live.values())
         with HeldInterrupt():
+            with self._books:
+                self._stopped = True
+                self._inputs = self._waiting = None
+                unfinished = list(self._live.values())
+                self._live.clear()
+                self._places = 0
             self._engine.abort([sample for request in unfinished for sample in request.samples])
-        self._live.clear()
-        self._places = 0
-        self._inbox.clear()
+            self._inbox.clear()
         return unfinished
 
     @property
@@ -135,15 +149,15 @@ class Run:
         return self._count
 
     def _feed(self) -> None:
-        while self._inputs is not None and self._places < self._window:
-            if self._waiting is None:
+        while (inputs := self._inputs) is not None and self._places < self._window:
+            item = self._waiting
+            if item is None:
                 if self._live and self._is_ready is not None and not self._is_ready():
                     return
-                self._waiting = next(self._inputs, None)
-                if self._waiting is None:
+                item = self._waiting = next(inputs, None)
+                if item is None:
                     self._inputs = None
                     return
-            item = self._waiting
             if self._places and self._places + item.params.n > self._window:
                 return
             with HeldInterrupt():
@@ -152,7 +166,6 @@ class Run:
 
     def _admit(self, item: PromptInput) -> None:
         index = self._count
-        self._count += 1
         ids: tuple[int, ...] = ()
         error = item.error
         if error is None and item.prompt is not None and index not in self._cancelled:
@@ -163,19 +176,24 @@ class Run:
         request = self._request(index, item, ids)
         for _ in range(1, item.params.n):
             request.add_sample(self._request(index, item, ids, len(request.samples), request.seed))
-        self._live[index] = request
-        self._places += item.params.n
+        with self._books:
+            if self._stopped:  # while the prompt was read: nobody waits for it
+                return
+            self._count += 1
+            self._live[index] = request
+            self._places += item.params.n
         if error is not None:
             over = isinstance(error, InvalidPrompt) and "limit" in error.details
             self._end(request, "too_long" if over else "input", error)
         elif index in self._cancelled:
-            self._cancelled.discard(index)
             self._end(request, "abort")
         else:
             try:
                 self._engine.submit(request)
             except InvalidParameter as err:
                 self._end(request, "input", err)
+            if self._stopped or index in self._cancelled:  # before the engine knew it
+                self._engine.abort(request.samples)
 
     def _end(self, request: Request, reason: str, error: DeepInferError | None = None) -> None:
         for sample in request.samples:
@@ -243,20 +261,29 @@ Piece = TypeVar("Piece")
 
 
 class RunIterator(Iterator[Piece]):
-    """Pieces of all prompts of a call, as they come. Close it to abort what still runs."""
+    """Pieces of all prompts of a call, as they come. Close it to abort what still runs.
+
+    Threads may take pieces in turn, and another one may cancel and close meanwhile.
+    """
 
     def __init__(self, run: Run) -> None:
         self._run: Run | None = run
+        self._turn = threading.RLock()
 
     @abstractmethod
     def _piece(self, request: Request) -> Piece | None:
         """What is new of ``request``; None: nothing that the caller wants to see."""
 
     def __next__(self) -> Piece:
-        if self._run is None:
+        with self._turn:
+            return self._next()
+
+    def _next(self) -> Piece:
+        run = self._run
+        if run is None:
             raise StopIteration
         try:
-            for request in self._run:
+            for request in run:
                 piece = self._piece(request)
                 if piece is not None:
                     return piece
@@ -268,8 +295,9 @@ class RunIterator(Iterator[Piece]):
 
     def cancel(self, index: int) -> None:
         """Abort the prompt at position ``index``; the others go on."""
-        if self._run is not None:
-            self._run.cancel(index)
+        run = self._run
+        if run is not None:
+            run.cancel(index)
 
     def close(self) -> None:
         """Abort what still runs. Idempotent."""
