@@ -180,10 +180,13 @@ MUTANTS = (
         "di_choose4(is_last, _mm_castps_si128(_mm_set1_ps(b->logprob)), said)",
         "said",
     ),
+    Mutant("no_room_behind_tokens", "di_seq.c", "s->tokens + cap_tokens + DI_EVENT_ROOM", "s->tokens + cap_tokens"),
+    Mutant("drafts_of_another_row", "di_append.c", "step->rows[i].row_slot", "step->rows[end - 1].row_slot"),
     Mutant("drafts_copied_short", "di_append.c", "    memcpy(to + k - 4, from + k - 4, FOUR);\n", ""),
     Mutant(
         "sizes_left_out_too_early", "di_verify_total.c", "ahead[x] = rest = least[x]", "ahead[x] = rest = 2 * least[x]"
     ),
+    Mutant("blocks_passed_over", "di_verify_share.c", "&& !has_unit(h.units", "&& has_unit(h.units"),
     Mutant("sizes_skipped_too_easily", "di_verify_total.c", "SURELY = 1 - 1e-9", "SURELY = 1.01"),
     Mutant(
         "drafts_stay_behind_at_hand_off",

@@ -66,6 +66,10 @@ CASES |= {
     "varlen_depth2": {**VARLEN, "depth": 2},
     "varlen_pressure": {**VARLEN, "depth": 2, "num_blocks": 26, "row_order": "length_desc"},
 }
+# Of more than a block of di_verify_share.c.
+WIDE = {"num_draft": 7, "max_num_seqs": 9, "num_blocks": 200, "max_num_batched_tokens": 72}
+WIDE |= {"num_swa_slots": 20, "num_state_slots": 20, "verify_lengths": "confidence"}
+CASES |= {"varlen_wide": WIDE, "varlen_wide_depth2": {**WIDE, "depth": 2}}
 TRANSFERS = {"inject": 4, "handoff": 2, "acknowledge": 2}
 COMMANDS = {
     "submit": 4,
@@ -156,7 +160,8 @@ class Storm:
         self.pair.acknowledge(self.uid())
 
     def curve(self):
-        sizes = self.rng.choice([[16], [2, 4, 8, 16], [1, 3, 5, 7, 9, 11, 16]])
+        most = self.pair.config.max_num_seqs * (self.pair.config.num_draft + 1)
+        sizes = [s * most // 16 for s in self.rng.choice([[16], [2, 4, 8, 16], [1, 3, 5, 7, 9, 11, 16]])]
         self.pair.set_curve(sizes, [round(0.5 + self.rng.random() * i, 3) for i in range(1, len(sizes) + 1)])
 
     def correct(self):

@@ -273,6 +273,13 @@ def test_a_curve_that_does_not_reach_the_largest_step_is_refused():
         core.set_verify_curve([8, 31], [1.0, 2.0])
 
 
+def test_a_curve_of_more_sizes_than_a_core_keeps_is_refused():
+    core = Core(varlen_config())
+    core.set_verify_curve(list(range(1, 4097)), [1.0] * 4096)
+    with pytest.raises(ArgumentError, match="4097 graph sizes, at most 4096"):
+        core.set_verify_curve(list(range(1, 4098)), [1.0] * 4097)
+
+
 def test_config_with_unknown_lengths_names_the_field():
     with pytest.raises(ConfigurationError) as refused:
         varlen_config(verify_lengths="some")
