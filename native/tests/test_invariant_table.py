@@ -20,6 +20,8 @@ from native_driver import small_config
 from paired import Pair
 from reference.invariants import CHECKS
 
+from deepinfer_contracts import EngineType
+
 ROOT = Path(__file__).parents[2]
 MACHINE = "native/tests/test_state_machine.py::test_random_commands_of_hypothesis_keep_core_and_reference_equal"
 STORM = "native/tests/test_reference_scheduler.py::test_core_equals_the_reference_after_every_command"
@@ -124,6 +126,19 @@ def test_every_function_says_its_invariant_and_is_in_the_table():
     stated = {n for n, tests in PROVED_BY.items() if MACHINE in tests}
     # 23 says that the others hold after an abort at any point; 39 is the comparison itself.
     assert stated - {23} == set(numbers)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_reservation_that_waits_for_its_sender_holds_nobody_up(depth):
+    """Invariant 14 counts calls that could have scheduled something."""
+    pair = Pair(small_config(depth=depth, engine_type=EngineType.COMPLETION, stop_preempted=True))
+    pair.reserve([5, 6], max_tokens=3)
+    for _ in range(3 * (pair.config.prefill_interval_any + depth + 2)):
+        pair.schedule()
+    assert pair.watch.empty_calls == 0
+    pair.inject(1, 7, has_drafts=False)
+    pair.schedule()
+    assert len(pair.model.open) == 1
 
 
 def trace_digest() -> str:

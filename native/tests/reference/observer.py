@@ -113,8 +113,11 @@ class Observer:
         self.transitions.clear()
 
     def note_outputs(self, o: Outputs) -> None:
-        # What is pinned from outside may be all that there is: then nobody can be blamed for waiting.
-        is_idle = self.before.idle and self.before.mode is None and not any(units for _, units in self.m.pins.values())
+        # What is pinned from outside, or held by requests that wait for another engine, may be all that there is: then
+        # nobody can be blamed for waiting.
+        outside = any(units for _, units in self.m.pins.values())
+        outside = outside or any(s.phase == Phase.HANDOFF for s in self.m.requests.values())
+        is_idle = self.before.idle and self.before.mode is None and not outside
         self.empty_calls = self.empty_calls + 1 if is_idle and not o.num_reqs and self.m.unfinished else 0
         if not o.num_reqs:
             return
