@@ -96,6 +96,21 @@ def test_the_memory_of_a_static_step_stays_where_it_is() -> None:
     assert layout.verifies.tolist() == [False, True, True, True, *[False] * 16]
 
 
+def test_a_step_is_loaded_where_only_stop_tokens_are_others() -> None:
+    """What is loaded already is not copied again; every part of it counts."""
+    sampler = drafting_sampler(V, K, SIZE)
+    found = []
+    for stop in (8, 2):
+        inputs = inputs_of(1, K, [4], temperature=0.0, stop_ids=np.array([[stop]], np.int32))
+        step = sampler.static_step(inputs, SIZE)
+        assert step is not None
+        got = step.verify(torch.eye(V)[2].repeat(SIZE * (K + 1), 1))
+        assert got.sampled_ids[0] == 2
+        block = Block(torch.eye(V)[:K].unsqueeze(1).repeat(1, SIZE, 1), np.full((K, SIZE), 0.5, np.float32))
+        found.append(step.draft(block, got)[1][0].tolist())
+    assert found == [[0.5] * K, [0.0] * K]
+
+
 @pytest.mark.parametrize("given", [
     {"temperature": [0.0, 0.5]}, {"forced": [-1] * 7 + [3]}, {"eos_suppress": [[1, 2]]}, {"logprobs_raw": [0, 1]},
     {"bias": [[1, 2]], "bias_value": [3.0]}, {"top_logprobs": [0, 2], "max_top_logprobs": 2},

@@ -76,7 +76,7 @@ class StaticGreedyStep:
         all_places[:used], all_verify[:used] = places, verifies
         arrays = layout_arrays(begins, all_places, all_verify, self._num_draft)
         owned = int(begins[-1])
-        request, offset = np.full(rows, size - 1), np.full(rows, self._num_draft)  # behind every draft of a request
+        request, offset = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
         request[:owned], offset[:owned] = arrays[3], arrays[4]
         arrays[3:5] = request, offset
         writes = np.empty((size, self._num_draft), np.int64)
