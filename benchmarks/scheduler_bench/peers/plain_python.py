@@ -60,12 +60,13 @@ class PlainPython:
         """The reference stops at the schedule."""
 
     def prepare(self, step: PeerStep, accepted: int) -> Any:
-        drafts = [[VOCAB - 2] * accepted for _ in range(step.rows)] if accepted and not step.is_prefill else None
-        return [VOCAB - 3] * step.rows, drafts
+        held = [[VOCAB - 2] * accepted for _ in range(step.rows)] if accepted and not step.is_prefill else None
+        return [VOCAB - 3] * step.rows, held
 
     def commit(self, answer: Any) -> None:
-        sampled, drafts = answer
-        self._events = self._scheduler.commit(self._open[0], sampled, drafts, has_drafts=self._draft > 0)
+        sampled, accepted = answer
+        drafts = [[VOCAB - 2] * self._draft] * len(sampled) if self._draft else None
+        self._events = self._scheduler.commit(self._open[0], sampled, accepted, drafts=drafts)
 
     def emit(self) -> int:
         events, self._events = self._events, []
