@@ -75,7 +75,16 @@ def install(target: Path, tree: Path) -> None:
     has_tools = all(importlib.util.find_spec(name) for name in ("setuptools", "cffi"))
     isolation = ["--no-build-isolation"] if has_tools else []
     folders = [str(tree / name) for name in DISTRIBUTIONS]
-    run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", *isolation, "--target", str(target), *folders)
+    run(*installer(), "-q", "--no-deps", *isolation, "--target", str(target), *folders)
+
+
+def installer() -> list[str]:
+    """Of this environment: pip, or uv in one that uv made, which has no pip. Raises CannotBuild without either."""
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip", "install"]
+    if importlib.util.find_spec("uv") is not None:
+        return [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable]
+    raise CannotBuild("there is neither pip nor uv in this environment; install one of them")
 
 
 def run(*command: str) -> None:
