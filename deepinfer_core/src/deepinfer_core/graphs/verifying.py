@@ -1,7 +1,7 @@
 """Steps that verify drafts and draw new ones, recorded behind a decode graph.
 
-Verification and drafts are some fifty small launches a draft, which take the host longer than the device needs for a
-step of few requests. A sampler says which steps do the same work whatever they are loaded with
+Verification and drafts are many small launches, which take the host longer than the device needs for a step of few
+requests. A sampler says which steps do the same work whatever they are loaded with
 (``deepinfer_core.interfaces.StaticDraftingSampler``). Two graphs serve a number of requests: one has logits and
 verification; the other one, behind the rows that the model's block starts from, the block and all drafts of it.
 """

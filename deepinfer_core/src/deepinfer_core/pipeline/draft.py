@@ -38,9 +38,7 @@ def draft(parts: Machinery, record: StepRecord, hidden: Any, inputs: Any, result
         raise proposals.fault or fault from fault.cause
     sampled.draft_ids, sampled.confidence = ids, confidence
     sampled.draft_ids_device = sampled.confidence_device = None
-    with at.call("backend.bind_inputs"):
-        bound = parts.bound(SamplerOutput(draft_ids=device_ready(ids), confidence=device_ready(confidence)))
-    results.draft_ids, results.confidence = bound.draft_ids, bound.confidence
+    _pass_on(parts, results, ids, confidence)
     parts.times.draft += perf_counter_ns() - start
 
 
@@ -66,10 +64,15 @@ def draft_in_graph(parts: Machinery, record: StepRecord, graphs: VerifyGraphs, r
     except StepFault as fault:
         raise next((one.fault for one in made if one.fault is not None), fault) from fault.cause
     sampled.draft_ids, sampled.confidence = drawn.draft_ids, drawn.confidence
-    with at.call("backend.bind_inputs"):
-        bound = parts.bound(onward)
-    results.draft_ids, results.confidence = bound.draft_ids, bound.confidence
+    _pass_on(parts, results, onward.draft_ids, onward.confidence)
     parts.times.draft += perf_counter_ns() - start
+
+
+def _pass_on(parts: Machinery, results: SamplerOutput, ids: Any, confidence: Any) -> None:
+    """Drafts and confidences to what the next step reads, on the device."""
+    with parts.at.call("backend.bind_inputs"):
+        bound = parts.bound(SamplerOutput(draft_ids=device_ready(ids), confidence=device_ready(confidence)))
+    results.draft_ids, results.confidence = bound.draft_ids, bound.confidence
 
 
 class _Proposals:

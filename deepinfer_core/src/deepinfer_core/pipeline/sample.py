@@ -81,7 +81,7 @@ def sample(parts: Machinery, core: Any, record: StepRecord, mask: Mask) -> None:
             check_result(sampled, record.num_reqs, owner=at.owners.sampler)
             if parts.drafts or (core.config.depth > 1 and not record.is_prefill):
                 # A prefill step is committed before the next one, which then takes nothing from the device.
-                onward = onward or _for_next_step(sampled)
+                onward = _for_next_step(onward or sampled)
                 if core.config.num_draft and onward.accepted is None and not record.is_prefill:
                     got = f"{type(sampled).__name__} without accepted"
                     raise wrong_step_return(SAMPLE, at.owners.sampler, got, NEEDS_ACCEPTED)
